@@ -1,0 +1,92 @@
+"""What every phase shares. A phase file overrides a few lines; nothing is copied.
+
+The argument after the colon, as in `--config=phase3_cell_qa:size=7b,recipe=official`:
+  size    nano (default) | small | 7b     DESIGN section 5
+  recipe  paper (default) | official      official: the released code's epochs and batches
+  debug   flag: a few steps of a few examples, to see a run end
+Values are typed: write 1e-4 or 1.0 for a float. Any of them can be set with `--config.optimizer.lr=1e-4`.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from ml_collections import ConfigDict
+
+SIZES = ("nano", "small", "7b")
+RECIPES = ("paper", "official")
+
+
+def parse_arg(arg: str | None) -> tuple[str, str, bool]:
+    """`key=value,...` -> (size, recipe, debug). Raises ValueError, one sentence, for a key or value that is unknown."""
+    values = {"size": "nano", "recipe": "paper", "debug": "false"}
+    choices = {"size": SIZES, "recipe": RECIPES, "debug": ("true", "false")}
+    for item in filter(None, (arg or "").split(",")):
+        key, _, value = item.partition("=")
+        value = value or ("true" if key == "debug" else "")
+        if key not in choices:
+            near = difflib.get_close_matches(key, choices, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise ValueError(f'config argument "{key}" is unknown, the keys are {", ".join(choices)}{hint}')
+        if value not in choices[key]:
+            raise ValueError(f'config argument {key}="{value}" is not one of {", ".join(choices[key])}')
+        values[key] = value
+    return values["size"], values["recipe"], values["debug"] == "true"
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Defaults of a run. Returns an unlocked ConfigDict, so that a phase file can add its own fields."""
+    size, recipe, debug = parse_arg(arg)
+    on_cpu = size != "7b"
+    return ConfigDict(
+        {
+            "phase": "",  # set by the phase file
+            "size": size,  # picks the model shapes; they are not spelt out here
+            "recipe": recipe,
+            "debug": debug,
+            "seed": 42,  # initialisation, dropout, masking (official: 42)
+            "data_seed": 42,  # order of examples; apart from `seed`, so that seeds can be compared on one order
+            "data": {
+                "root": "",  # what `pbs data run --out` wrote: cells, cell_qa_tokens, tokenizer, cell_features
+                "threads": 4,  # reading threads
+                "prefetch": 64,  # examples read ahead
+            },
+            # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.
+            "init_from": {"backbone": "", "language_model": "", "qformer": ""},
+            "batch_size": 32,  # examples per step over all hosts
+            "steps": 1000,  # optimiser updates
+            "epochs": 0,  # > 0: passes over the train split; `steps` is then computed from it
+            "log_every": 10,  # steps between lines of metrics.jsonl
+            "eval_every": 200,  # steps between evaluations on val; 0 = only at the end
+            "save_every": 200,  # steps between Orbax checkpoints
+            "keep": 2,  # checkpoints kept; the last one is always among them
+            # AdamW of the paper (section 4.2) and of the official trainer; cosine to 0 after a linear warm-up.
+            "optimizer": {
+                "lr": 5e-5,
+                "weight_decay": 0.01,  # not on biases and norms
+                "warmup_fraction": 0.1,  # of `steps`
+                "clip": 1.0,  # global norm of the gradient
+                "b1": 0.9,
+                "b2": 0.999,
+                "eps": 1e-8,
+            },
+            "mesh": {"data": -1, "fsdp": 1, "tensor": 1},  # devices per axis; -1 = all that are left
+            # Trainable parameters are always float32.
+            "dtype": {"compute": "float32" if on_cpu else "bfloat16", "frozen": "float32" if on_cpu else "bfloat16"},
+        }
+    )
+
+
+def official(config: ConfigDict, *, epochs: int, batch_size: int) -> None:
+    """Applies the released code's run length when `recipe=official`; its optimiser is already the default."""
+    if config.recipe == "official":
+        config.epochs, config.batch_size = epochs, batch_size
+        config.optimizer.lr = 5e-5
+
+
+def finish(config: ConfigDict) -> ConfigDict:
+    """Last call of a phase file: shrinks a `debug` run."""
+    if config.debug:
+        config.steps, config.epochs, config.batch_size = 4, 0, 8
+        config.log_every, config.eval_every, config.save_every = 1, 0, 2
+    return config

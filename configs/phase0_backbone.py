@@ -1,0 +1,24 @@
+"""Phase 0a: the stand-in vision backbone of nano and small, a ViT trained on the cell labels (train split only).
+
+Size 7b has no such phase: its backbone is DinoBloom, imported with `pbs weights import`.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    config = base.get_config(arg)
+    if config.size == "7b":
+        raise ValueError('phase0_backbone has no size "7b": import DinoBloom with `pbs weights import` instead')
+    config.phase = "backbone"
+    config.batch_size = 64
+    config.steps = 600
+    config.optimizer.lr = 1e-3  # from scratch
+    config.optimizer.weight_decay = 0.05  # usual for a ViT from scratch
+    config.label_smoothing = 0.1
+    config.attribute_weight = 2.0  # of the mean loss over the eleven attributes, beside the cell type's
+    return base.finish(config)

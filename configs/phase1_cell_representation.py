@@ -1,0 +1,20 @@
+"""Phase 1: cell representation. Q-Former on cell features and captions: ITC + ITM + LM (paper 3.5)."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    config = base.get_config(arg)
+    config.phase = "cell_representation"
+    config.text_length = 32  # with [CLS] and [SEP]
+    if config.size != "7b":
+        config.steps = 400
+        config.optimizer.lr = 5e-4  # small and from scratch; 5e-5 is for BERT's weights
+    else:
+        config.epochs = 100
+    base.official(config, epochs=100, batch_size=32)
+    return base.finish(config)

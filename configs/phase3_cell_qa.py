@@ -1,0 +1,20 @@
+"""Phase 3: cell question answering. Q-Former and projector train, backbone and language model are frozen."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    config = base.get_config(arg)
+    config.phase = "cell_qa"
+    if config.size != "7b":
+        config.batch_size = 32  # bins: one image with several questions each
+        config.steps = 800
+        config.optimizer.lr = 5e-4
+    else:
+        config.batch_size, config.epochs = 2, 20
+    base.official(config, epochs=20, batch_size=2)
+    return base.finish(config)

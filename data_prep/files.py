@@ -1,0 +1,66 @@
+"""Files that are either whole or absent: atomic writes, directories published by rename, hashes, canonical JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and a final newline: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory durable (fsync of the directory itself)."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Writes the whole file or nothing: a temporary file beside it, fsync, rename. Parents are created."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def publish_directory(finished: Path, target: Path) -> None:
+    """Renames a finished directory to its place. One already there is moved aside first and deleted last."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for path in finished.rglob("*"):
+        if path.is_file():
+            sync_file(path)
+    sync_directory(finished)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
+    if target.exists():
+        os.rename(target, aside)
+    os.rename(finished, target)
+    sync_directory(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)

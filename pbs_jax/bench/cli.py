@@ -1,0 +1,162 @@
+"""`pbs bench audit | run | score | report`: parsers and the files each command writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from data_prep.schema import QA
+    from pbs_jax.bench.evaluate import Settings
+
+
+def add_parser(subparsers: Any) -> None:
+    bench = subparsers.add_parser("bench", help="score models on PBSBench, with the rows that never see the image")
+    commands = bench.add_subparsers(metavar="COMMAND", dest="command", required=True)
+
+    audit = commands.add_parser(
+        "audit", help="what a question set gives away: positions, T/F balance, leakage, validity"
+    )
+    audit.add_argument("data", type=Path, help="folder of released JSONL files, or a dataset (OUT or OUT/cell_qa)")
+    audit.add_argument("--out", type=Path, help="also write audit.json and audit.md here")
+    audit.set_defaults(run=_audit)
+
+    run = commands.add_parser("run", help="ask a model every question; continues where it stopped")
+    run.add_argument("--model", required=True, help="pbs:WORKDIR, replay:FILE or constant:TEXT")
+    run.add_argument("--data", type=Path, required=True, help="OUT of `pbs data run` (cells and cell_qa)")
+    run.add_argument("--split", default="test", help="split asked (default: test)")
+    run.add_argument("--out", type=Path, required=True, help="run folder: predictions.jsonl and run.json")
+    run.add_argument("--modality", choices=("image", "blind", "blank", "mismatched"), default="image")
+    run.add_argument("--mode", choices=("generate", "letter_likelihood"), default="generate")
+    run.add_argument("--protocol", choices=("shuffle", "as_released", "circular"), default="shuffle")
+    run.add_argument("--name", help="the model's name in tables (default: from --model)")
+    run.add_argument(
+        "--seed", type=int, help="the model's training seed, for tables over seeds (default: from the model)"
+    )
+    run.add_argument("--batch-size", type=int, default=512, help="questions asked and recorded at a time")
+    run.add_argument("--limit", type=int, help="only the first N questions")
+    run.set_defaults(run=_run)
+
+    score = commands.add_parser("score", help="score one predictions file")
+    score.add_argument("predictions", type=Path, help="predictions.jsonl, or a run folder")
+    _add_scoring(score)
+    score.add_argument("--errors-as-wrong", action="store_true", help="score errors as empty answers")
+    score.set_defaults(run=_score)
+
+    report = commands.add_parser(
+        "report", help="tables over models and seeds, attribute by attribute; HTML, Markdown, JSON"
+    )
+    report.add_argument("runs", type=Path, nargs="+", help="run folders; those of one name are seeds of one model")
+    _add_scoring(report)
+    report.add_argument("--title", default="PBSBench report")
+    report.set_defaults(run=_report)
+
+
+def _add_scoring(parser: argparse.ArgumentParser) -> None:
+    from pbs_jax.bench.evaluate import CLUSTERS
+
+    parser.add_argument("--data", type=Path, help="the questions: checks coverage, takes options and gold from there")
+    parser.add_argument("--split", help="split of --data (default: all)")
+    parser.add_argument("--train", type=Path, help="training questions, for the blind rows that learn answers")
+    parser.add_argument("--profile", default="paper,robust", help="comma-separated (default: paper,robust)")
+    parser.add_argument(
+        "--cluster", choices=CLUSTERS, default="auto", help="unit resampled (default: patient, slide, image)"
+    )
+    parser.add_argument("--draws", type=int, default=10_000, help="bootstrap draws (default: 10000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--no-sim", action="store_true", help="leave out Sim (the only part that needs torch)")
+    parser.add_argument("--sim-model", help="folder of a sentence-transformers model (default: the packaged MiniLM)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: beside the predictions)")
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from data_prep.schema import DataError
+    from pbs_jax.bench import similarity
+    from pbs_jax.bench.evaluate import Settings
+    from pbs_jax.bench.extract import PROFILES
+
+    profiles = tuple(args.profile.split(","))
+    if unknown := sorted(set(profiles) - set(PROFILES)):
+        raise DataError(f"--profile {','.join(unknown)} is unknown: use {' or '.join(PROFILES)}")
+    model = None if args.no_sim else similarity.load(args.sim_model)
+    if model is None:
+        print("Sim: not computed" + ("" if args.no_sim else " (sentence-transformers or its model is not installed)"))
+    return Settings(profiles, args.cluster, args.draws, args.seed, model)
+
+
+def _train(args: argparse.Namespace) -> Sequence[QA] | None:
+    from pbs_jax.bench.records import load_questions
+
+    if args.train is None:
+        return None
+    items = load_questions(args.train).items
+    return [qa for qa in items if qa.split == "train"] or items
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from data_prep.io import atomic_write
+    from pbs_jax.bench import audit, tables
+
+    found = audit.audit(args.data)
+    text = "\n".join(tables.to_markdown(table) for table in audit.to_tables(found))
+    print(text)
+    if args.out:
+        atomic_write(args.out / "audit.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        atomic_write(args.out / "audit.md", text)
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pbs_jax.bench import run
+
+    return run.run(
+        args.model,
+        args.data,
+        args.out,
+        split=args.split,
+        modality=args.modality,
+        mode=args.mode,
+        protocol=args.protocol,
+        name=args.name,
+        seed=args.seed,
+        batch_size=args.batch_size,
+        limit=args.limit,
+    )
+
+
+def _score(args: argparse.Namespace) -> int:
+    from data_prep.io import atomic_write
+    from pbs_jax.bench import score, tables
+    from pbs_jax.bench.records import load_questions
+
+    questions = load_questions(args.data, args.split) if args.data else None
+    run = score.load_run(args.predictions, questions)
+    scores = score.score_runs(
+        [run], _settings(args), train=_train(args), expected=questions, errors_as_wrong=args.errors_as_wrong
+    )
+    made = tables.all_tables(scores.cells)
+    out = args.out or (args.predictions if args.predictions.is_dir() else args.predictions.parent)
+    atomic_write(out / "scores.json", json.dumps(scores.to_json(), indent=1, ensure_ascii=False) + "\n")
+    atomic_write(out / "tables.md", "\n".join(map(tables.to_markdown, made)))
+    atomic_write(out / "tables.tex", "\n".join(map(tables.to_latex, made)))
+    atomic_write(out / "scores.csv", tables.to_csv(scores.cells))
+    print("\n".join(tables.to_markdown(table) for table in made if "by task" not in table.title))
+    for row in scores.rows:
+        if row.note:
+            print(f"{row.name}: {row.note}")
+    print(f"written: {out}/scores.json, scores.csv, tables.md, tables.tex")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from pbs_jax.bench import report, score
+    from pbs_jax.bench.records import load_questions
+
+    questions = load_questions(args.data, args.split) if args.data else None
+    runs = [score.load_run(path, questions) for path in args.runs]
+    out = args.out or args.runs[0].parent
+    report.write(out, runs, _settings(args), train=_train(args), expected=questions, title=args.title)
+    return 0

@@ -1,0 +1,184 @@
+"""Tables of scores in Markdown, LaTeX and CSV: blind rows on top, intervals and n with every number, signatures below.
+
+A column takes numbers of one signature only (metric definition, answer mode, protocol, dataset id); a mix is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+
+from data_prep.schema import QUESTION_TYPES, DataError
+from pbs_jax.bench.evaluate import ALL, Cell
+
+MIN_COVERAGE = 0.995
+TYPE_NAMES = {"true_false": "T/F", "multiple_choice": "MCQ", "fill_blank": "FB", "open": "Open"}
+METRIC_NAMES = {
+    "accuracy": "Acc",
+    "accuracy_strict": "Acc strict",
+    "balanced_accuracy": "Bal. acc",
+    "mcc": "MCC",
+    "yes_rate": "Yes rate",
+    "exact_match": "EMatch",
+    "partial_match": "PMatch",
+    "bleu1": "BLEU-1",
+    "rouge_l": "ROUGE-L",
+    "similarity": "Sim",
+    "invalid": "Invalid",
+}
+TRACKS = {
+    "cell_id": "Cell, in domain",
+    "cell_ood": "Cell, out of domain",
+    "slide_id": "Slide",
+    "slide_ood": "Slide, OOD",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """`rows` begin with the row's name; `rule_after` rows a rule is drawn (blind above, models below)."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    rule_after: int = 0
+
+
+def build(title: str, cells: Iterable[Cell], *, by: str = "metric") -> Table:
+    """A table of the cells: one row per `row`, one column per (question type, task, metric) in the cells' order.
+
+    `by` "metric" names columns by type and metric, "task" by task and metric. Raises DataError when a column mixes
+    signatures.
+    """
+    columns: dict[tuple[str, str, str], list[Cell]] = {}
+    chosen = sorted(cells, key=lambda cell: (QUESTION_TYPES.index(cell.question_type), cell.task != ALL, cell.task))
+    for cell in chosen:
+        columns.setdefault((cell.question_type, cell.task, cell.metric), []).append(cell)
+    ranked = sorted(chosen, key=lambda cell: (cell.kind != "blind", cell.rank))
+    rows = {cell.row: cell.kind for cell in ranked}
+    for name, column in columns.items():
+        if len({cell.signature for cell in column}) > 1:
+            raise DataError(f'column {" ".join(name)} of "{title}" mixes signatures: score the rows under one set-up')
+    at = {(cell.row, cell.question_type, cell.task, cell.metric): cell for cell in chosen}
+    body = tuple((row, *(show(at.get((row, *name))) for name in columns)) for row in rows)
+    header = ("", *(_header(name, column, by) for name, column in columns.items()))
+    notes = dict.fromkeys(note for cell in chosen for note in _notes(cell))
+    signatures = dict.fromkeys(column[0].signature for column in columns.values())
+    footer = (*notes, "Signatures: " + "; ".join(signatures)) if columns else ()
+    return Table(title, header, body, footer, sum(kind == "blind" for kind in rows.values()))
+
+
+def overview(cells: Sequence[Cell], track: str, profile: str) -> Table:
+    """All question types of a track side by side (paper, Tables 2 and 3), over all tasks."""
+    kept = [c for c in cells if (c.track, c.profile, c.task) == (track, profile, ALL) and c.metric != "yes_rate"]
+    return build(f"{TRACKS.get(track, track)} - {profile} profile", kept)
+
+
+def breakdown(cells: Sequence[Cell], track: str, profile: str, question_type: str) -> Table:
+    """One question type by task (paper, Tables 8 to 12), first metric and the share of invalid answers."""
+    kept = [c for c in cells if (c.track, c.profile, c.question_type) == (track, profile, question_type)]
+    first = next((c.metric for c in kept), "")
+    if question_type == "true_false":
+        first = "balanced_accuracy"
+    kept = [c for c in kept if c.metric in (first, "invalid")]
+    name = f"{TRACKS.get(track, track)} - {TYPE_NAMES[question_type]} by task - {profile} profile"
+    return build(name, kept, by="task")
+
+
+def all_tables(cells: Sequence[Cell], breakdown_profiles: Sequence[str] = ("paper", "robust")) -> list[Table]:
+    """Per track: the overview of every profile, then every question type by task in `breakdown_profiles`."""
+    out = []
+    for track in dict.fromkeys(cell.track for cell in cells):
+        here = [cell for cell in cells if cell.track == track]
+        profiles = dict.fromkeys(cell.profile for cell in here)
+        out += [overview(here, track, profile) for profile in profiles]
+        for profile in profiles:
+            types = dict.fromkeys(cell.question_type for cell in here) if profile in breakdown_profiles else ()
+            out += [breakdown(here, track, profile, question_type) for question_type in types]
+    return out
+
+
+def _header(name: tuple[str, str, str], column: Sequence[Cell], by: str) -> str:
+    question_type, task, metric = name
+    lead = TYPE_NAMES[question_type] if by == "metric" else task
+    return f"{lead} {METRIC_NAMES[metric]} (n={max(cell.n for cell in column)})"
+
+
+def _notes(cell: Cell) -> list[str]:
+    notes = [f"{TYPE_NAMES[cell.question_type]}: {note}" for note in cell.notes if note.startswith("not rankable")]
+    if cell.coverage < MIN_COVERAGE:
+        notes.append(f"{cell.row}: {cell.coverage:.1%} of the {cell.question_type} questions answered")
+    return notes
+
+
+def show(cell: Cell | None) -> str:
+    """0.982 [0.971, 0.992], with the sd over seeds where there are several; words where there is no number."""
+    if cell is None:
+        return "-"
+    if cell.coverage < MIN_COVERAGE:
+        return f"refused ({cell.coverage:.1%} answered)"
+    if cell.value is None:
+        return "n/a"
+    text = f"{cell.value:.3f}"
+    if cell.metric == "invalid":
+        return text
+    if len(cell.seeds) > 1:
+        centre = sum(cell.seeds) / len(cell.seeds)
+        spread = (sum((value - centre) ** 2 for value in cell.seeds) / (len(cell.seeds) - 1)) ** 0.5
+        text += f" ±{spread:.3f}"
+    if "small n" in cell.notes or cell.low is None or cell.high is None:
+        return f"{text} (n={cell.n})"
+    return f"{text} [{cell.low:.3f}, {cell.high:.3f}]"
+
+
+def to_markdown(table: Table) -> str:
+    def line(fields: Sequence[str]) -> str:
+        return "| " + " | ".join(field.replace("|", "/") for field in fields) + " |"
+
+    lines = [f"### {table.title}", "", line(table.header), line(["---"] * len(table.header))]
+    lines += [line(row) for row in table.rows]
+    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
+
+
+def to_latex(table: Table) -> str:
+    def line(fields: Sequence[str]) -> str:
+        return " & ".join(map(_escape, fields)) + r" \\"
+
+    body = [line(row) for row in table.rows]
+    if 0 < table.rule_after < len(body):
+        body.insert(table.rule_after, r"\midrule")
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escape(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            line(table.header),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            *(f"% {note}" for note in table.notes),
+            "",
+        ]
+    )
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{c}" if c in "&%$#_{}" else r"$\pm$" if c == "±" else c for c in text)
+
+
+def to_csv(cells: Sequence[Cell]) -> str:
+    """One line per number with every field: what a spreadsheet or a script wants."""
+    out = io.StringIO()
+    fields = [field.name for field in dataclasses.fields(Cell)]
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
+    writer.writeheader()
+    for cell in cells:
+        record = dataclasses.asdict(cell)
+        writer.writerow(record | {"seeds": " ".join(map(repr, cell.seeds)), "notes": "; ".join(cell.notes)})
+    return out.getvalue()

@@ -1,0 +1,150 @@
+"""Random-access examples per phase: records of the written datasets, joined by id, as fixed-shape numpy arrays.
+
+Every source is a plain sequence (`len`, `[i]`), so Grain can shuffle and shard it and a reader can look at one example.
+Each example carries `index`, its position in the source, so that an error can name it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from data_prep.io import open_dataset
+from data_prep.schema import ATTRIBUTES, WHITE_CELL_CLASSES, DataError
+
+Example = dict[str, np.ndarray]
+
+
+class Preloaded(Sequence[Example]):
+    """A source held in memory: worth it for anything of a few GB that is read for many epochs."""
+
+    def __init__(self, source: Sequence[Example]) -> None:
+        self._examples = [source[i] for i in range(len(source))]
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._examples[index]
+
+
+def decode_image(encoded: bytes, side: int) -> np.ndarray:
+    """uint8[side, side, 3] of an encoded picture; PIL bilinear with antialias, as the official transform."""
+    image = Image.open(io.BytesIO(encoded)).convert("RGB")
+    return np.asarray(image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BILINEAR))
+
+
+class CellImages(Sequence[Example]):
+    """Phase 0a. Cells of the five classes: image uint8[S,S,3], label int32[], attributes int32[11] (-1 = unknown)."""
+
+    def __init__(self, root: Path, split: str, side: int) -> None:
+        self._cells = open_dataset(root / "cells", split)
+        self._side = side
+        labels = [record["label"] for record in self._cells]
+        self._rows = [i for i, label in enumerate(labels) if label in WHITE_CELL_CLASSES]
+        self.skipped = len(labels) - len(self._rows)
+        if not self._rows:
+            raise DataError(f"{root}/cells has no {split} cell of the five white-cell classes: nothing to train on")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        record = self._cells[self._rows[index]]
+        known = json.loads(record["attributes"])
+        values = [options.index(known[name]) if name in known else -1 for name, options in ATTRIBUTES.items()]
+        return {
+            "index": np.asarray(index, np.int32),
+            "image": decode_image(record["image"], self._side),
+            "label": np.asarray(WHITE_CELL_CLASSES.index(record["label"]), np.int32),
+            "attributes": np.asarray(values, np.int32),
+        }
+
+
+class FeatureTable:
+    """Cached backbone tokens by cell id: bfloat16[1+N, D]."""
+
+    def __init__(self, root: Path, splits: Sequence[str], dataset: str = "cell_features") -> None:
+        self._sources = [open_dataset(root / dataset, split) for split in splits]
+        self._where = {id: (s, i) for s, source in enumerate(self._sources) for i, id in enumerate(source.ids)}
+        self._name = f"{root}/{dataset}"
+        self.content_id = self._sources[0].content_id
+        self.backbone_sha256: str = self._sources[0].manifest["config"]["backbone_sha256"]
+
+    def __getitem__(self, cell_id: str) -> np.ndarray:
+        if cell_id not in self._where:
+            raise DataError(f"{self._name} has no features of {cell_id}: run `pbs data features` on the same cells")
+        source, row = self._where[cell_id]
+        record = self._sources[source][row]
+        return record["tokens"]
+
+
+class CellCaptions(Sequence[Example]):
+    """Phase 1. features bfloat16[1+N, D], text int32[T] ([CLS] caption [SEP] padding)."""
+
+    def __init__(self, root: Path, split: str, tokenizer: Any, length: int) -> None:
+        from data_prep.tokens import qformer_text
+
+        cells = open_dataset(root / "cells", split)
+        self._features = FeatureTable(root, (split,))
+        captioned = [record for record in cells if record["caption"]]
+        self._ids = [record["cell_id"] for record in captioned]
+        self._texts = [np.asarray(qformer_text(tokenizer, record["caption"], length), np.int32) for record in captioned]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        features = self._features[self._ids[index]]
+        return {"index": np.asarray(index, np.int32), "features": features, "text": self._texts[index]}
+
+
+class QuestionBins(Sequence[Example]):
+    """Phases 0b and 3. One packed bin: tokens, targets, segments int32[L], positions int32[3, L], and
+
+    answers int32[A]: the supervised positions first, padded by -1 (A = the most that any bin of the dataset has);
+    visual: with captions int32[Q] the caption's token ids for the slot, with features bfloat16[1+N, D] of the image.
+    """
+
+    def __init__(self, root: Path, split: str, *, captions: Any = None, features: FeatureTable | None = None) -> None:
+        self._bins = open_dataset(root / "cell_qa_tokens", split)
+        self._features = features
+        self._slots: dict[str, np.ndarray] = {}
+        if captions is not None:
+            from data_prep.tokens import caption_slot
+
+            for cell in open_dataset(root / "cells", split):
+                if cell["caption"]:
+                    self._slots[cell["cell_id"]] = np.asarray(caption_slot(captions, cell["caption"], where=cell["cell_id"]), np.int32)
+        self._with_captions = captions is not None
+        self._answers = max(int((np.asarray(record["targets"]) >= 0).sum()) for record in self._bins)
+        self.content_id = self._bins.content_id
+
+    def __len__(self) -> int:
+        return len(self._bins)
+
+    def __getitem__(self, index: Any) -> Any:
+        record = self._bins[index]
+        targets = np.asarray(record["targets"], np.int32)
+        supervised = np.flatnonzero(targets >= 0)
+        answers = np.full(self._answers, -1, np.int32)
+        answers[: len(supervised)] = supervised
+        example = {
+            "index": np.asarray(index, np.int32),
+            "tokens": np.asarray(record["tokens"], np.int32),
+            "targets": targets,
+            "segments": np.asarray(record["segments"], np.int32),
+            "positions": np.asarray(record["positions"], np.int32),
+            "answers": answers,
+        }
+        if self._with_captions:
+            example["visual"] = self._slots[record["image_id"]]
+        if self._features is not None:
+            example["visual"] = self._features[record["image_id"]]
+        return example

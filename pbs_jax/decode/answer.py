@@ -1,0 +1,154 @@
+"""Questions about cell images, answered by a finished phase 3: image -> backbone -> Q-Former -> projector -> language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from data_prep.progress import progress
+from data_prep.prompts import IM_END, IMAGE_PAD
+from data_prep.schema import QA, DataError
+from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prompt_tokens
+from pbs_jax.data.augment import normalise
+from pbs_jax.data.examples import decode_image
+from pbs_jax.decode.generate import generate
+from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.pbs_vl import Projector, visual_tokens
+from pbs_jax.models.qformer import QFormer
+from pbs_jax.models.sizes import get_size
+from pbs_jax.models.vit import ViT
+from pbs_jax.train import handover
+from pbs_jax.train.state import tree_sha256
+
+MODES = ("generate", "letter_likelihood")
+# Longest answers per type, in tokens: the closed ones are a letter, a word or ten words.
+MAX_NEW = {"true_false": 4, "multiple_choice": 4, "fill_blank": 16, "open": 64}
+
+
+def abstract_graph(build: Any) -> nnx.GraphDef[Any]:
+    """The static definition of a module without making its parameters."""
+    return nnx.graphdef(nnx.eval_shape(build))
+
+
+@dataclasses.dataclass(frozen=True)
+class Answerer:
+    """A finished phase 3 ready to answer. `encode` and `answer` work on batches of any size."""
+
+    tokenizer: Tokenizer
+    image_side: int
+    graphs: dict[str, nnx.GraphDef[Any]]
+    params: dict[str, Any]
+    batch_size: int = 64
+
+    def encode(self, images: Sequence[bytes]) -> np.ndarray:
+        """Encoded pictures -> visual tokens float32[n, Q, lm width] for the language model's slot."""
+        pixels = np.stack([decode_image(image, self.image_side) for image in images])
+        return np.concatenate([self._encode(part) for part in _batches(pixels, self.batch_size)])[: len(images)]
+
+    def _encode(self, pixels: np.ndarray) -> np.ndarray:
+        return np.asarray(_visual(*(self.graphs[n] for n in VISUAL_TREES), *(self.params[n] for n in VISUAL_TREES), pixels))
+
+    def answer(
+        self,
+        visual: np.ndarray | None,
+        questions: Sequence[QA],
+        options: Sequence[Sequence[str]],
+        mode: str = "generate",
+        penalty: float = 1.0,
+    ) -> list[str]:
+        """One answer per question; visual [n, Q, D] row by row, None = blind (the slot stays empty).
+
+        mode "letter_likelihood" restricts true/false and multiple choice to the likelier of the allowed first tokens.
+        """
+        if mode not in MODES:
+            raise DataError(f'answer mode "{mode}" is unknown: use one of {", ".join(MODES)}')
+        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
+        # Alike lengths and types together: little padding, few decoding steps.
+        order = sorted(range(len(prompts)), key=lambda i: (questions[i].question_type, len(prompts[i]), i))
+        answers = [""] * len(prompts)
+        starts = [s for kind in MAX_NEW for s in _starts([i for i in order if questions[i].question_type == kind], self.batch_size)]
+        for rows in progress(starts, len(starts), "answers"):
+            kind = questions[rows[0]].question_type
+            padded = rows + [rows[0]] * (self.batch_size - len(rows))
+            tokens, first = generate(
+                self.graphs["language_model"],
+                self.params["language_model"],
+                [prompts[i] for i in padded],
+                None if visual is None else jnp.asarray(visual[padded]),
+                pad_id=self.tokenizer.id(PAD),
+                slot_id=self.tokenizer.id(IMAGE_PAD),
+                stop_ids=(self.tokenizer.id(IM_END),),
+                max_new=MAX_NEW[kind],
+                penalty=penalty,
+            )
+            for row, i in enumerate(rows):
+                allowed = _first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
+                if allowed:
+                    scores = [first[row, self.tokenizer.encode(word)[0]] for word in allowed]
+                    answers[i] = allowed[int(np.argmax(scores))]
+                else:
+                    answers[i] = self.tokenizer.decode(tokens[row]).strip()
+        return answers
+
+
+VISUAL_TREES = ("backbone", "qformer", "projector")
+
+
+def _visual(vit: Any, qformer: Any, projector: Any, p_vit: Any, p_qformer: Any, p_projector: Any, pixels: Any) -> jax.Array:
+    # The bfloat16 round trip is what the cached features of training went through.
+    features = nnx.merge(vit, p_vit)(normalise(pixels))["x_prenorm"].astype(jnp.bfloat16).astype(jnp.float32)
+    return visual_tokens(nnx.merge(qformer, p_qformer), nnx.merge(projector, p_projector), features)
+
+
+_visual = jax.jit(_visual, static_argnums=(0, 1, 2))
+
+
+def _first_words(kind: str, options: int) -> tuple[str, ...]:
+    match kind:
+        case "true_false":
+            return ("true", "false")
+        case "multiple_choice":
+            return tuple(string.ascii_uppercase[:options])
+    return ()
+
+
+def _starts(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _batches(array: np.ndarray, size: int) -> list[np.ndarray]:
+    """Equal batches; the last one is padded by repeating its first row."""
+    parts = [array[start : start + size] for start in range(0, len(array), size)]
+    short = size - len(parts[-1])
+    return [*parts[:-1], np.concatenate([parts[-1], np.repeat(parts[-1][:1], short, axis=0)])]
+
+
+def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
+    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
+    content = handover.read(workdir, ("cell_qa",))
+    facts = content["facts"]
+    tokenizer = load_tokenizer(Path(content["config"]["data"]["root"]) / "tokenizer")
+    if tokenizer.sha256 != facts["tokenizer_sha256"]:
+        raise DataError(f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer")
+    size = get_size(facts["size"], tokenizer)
+    params = handover.load(workdir, ["qformer", "projector"])
+    params |= handover.load(facts["language_model"], ["language_model"])
+    params |= handover.load(facts["backbone"], ["backbone"])
+    for name in ("language_model", "backbone"):
+        if tree_sha256(params[name]) != facts[f"{name}_sha256"]:
+            raise DataError(f"{facts[name]} no longer holds the {name} that {workdir} was trained with")
+    graphs = {
+        "backbone": abstract_graph(lambda: ViT(size.vit, rngs=nnx.Rngs(0))),
+        "qformer": abstract_graph(lambda: QFormer(size.qformer, rngs=nnx.Rngs(0))),
+        "projector": abstract_graph(lambda: Projector(size.qformer.dim, size.decoder.dim, rngs=nnx.Rngs(0))),
+        "language_model": abstract_graph(lambda: Decoder(size.decoder, rngs=nnx.Rngs(0))),
+    }
+    return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size)

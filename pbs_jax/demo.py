@@ -1,0 +1,206 @@
+"""`pbs demo`: the whole job, offline, on CPU, in minutes: from drawn cells to a report, by ordinary `pbs` commands.
+
+Each step runs as its own process (its memory goes back) and leaves a marker with a hash of what it was asked and of the
+steps before it. A second run reuses what is finished, continues what was interrupted, and redoes what changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pbs_jax
+from data_prep.progress import duration
+from data_prep.schema import DataError
+
+CELLS_PER_CLASS = 200
+PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One command. `makes`: the paths under the output folder that it writes; they go when the step is redone.
+
+    `needs`: packages without which the step is left out, and the report says so.
+    """
+
+    name: str
+    title: str
+    argv: tuple[str, ...]
+    makes: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="the whole job, offline, on CPU, in minutes: drawn cells to report.html",
+        description="Draws cells, writes shards, trains phases 0a, 0b, 1 and 3 at size nano, scores held-out questions "
+        "with and without the image, compares with PyTorch, writes report.html. Run again, it reuses or resumes.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help="output folder (demo_out)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of cells and training (0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from pbs_jax import report
+
+    out, started = args.out.resolve(), time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    plan, before, left_out = steps(out, args.seed), "", []
+    for number, step in enumerate(plan, 1):
+        head = f"[{number}/{len(plan)}] {step.title}"
+        missing = [name for name in step.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            left_out.append(f"{step.title}: not run, {', '.join(missing)} is not installed")
+            print(f"\n{head}: left out, {', '.join(missing)} is not installed", flush=True)
+            continue
+        before = key = step_key(step, out, before)
+        done = finished(step, out, key)
+        if done is not None:
+            print(f"\n{head}: reused (took {duration(done)})", flush=True)
+            continue
+        print(f"\n{head}   ({duration(time.monotonic() - started)} so far)", flush=True)
+        execute(step, out, key)
+    path = report.write(out, plan, args.seed, left_out)
+    print(f"\nfinished in {duration(time.monotonic() - started)}: {path}")
+    return 0
+
+
+def steps(out: Path, seed: int) -> list[Step]:
+    """The demo's commands in order."""
+    data, runs, bench = out / "data", out / "runs", out / "bench"
+
+    def train(phase: str, title: str, *overrides: str) -> Step:
+        argv = ("train", f"--config={phase}", f"--config.data.root={data}", f"--config.seed={seed}", *overrides)
+        return Step(phase, title, (*argv, f"--workdir={runs / phase}"), (f"runs/{phase}",))
+
+    def ask(name: str, title: str, *options: str) -> Step:
+        argv = (
+            "bench",
+            "run",
+            f"--model=pbs:{runs / PHASES[-1]}",
+            f"--data={data}",
+            f"--out={bench / name}",
+            "--name=nano",
+        )
+        return Step(f"ask_{name}", title, (*argv, *options), (f"bench/{name}",))
+
+    backbone, language_model, qformer = (runs / phase for phase in PHASES[:3])
+    return [
+        Step(
+            "data",
+            "drawn cells, captions, questions, shards",
+            ("data", "run", "--source=synthetic", f"--out={data}", f"--n-per-class={CELLS_PER_CLASS}", f"--seed={seed}"),
+            ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
+        ),
+        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=200"),
+        Step(
+            "features",
+            "backbone features of every cell",
+            ("data", "features", f"--root={data}", f"--backbone={backbone}"),
+            ("data/cell_features",),
+        ),
+        train("phase0_language_model", "phase 0b: language model", "--config.steps=600"),
+        train("phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=150"),
+        train(
+            "phase3_cell_qa",
+            "phase 3: answers from images",
+            f"--config.init_from.language_model={language_model}",
+            f"--config.init_from.qformer={qformer}",
+            "--config.steps=300",
+        ),
+        ask("image", "asking the held-out questions"),
+        ask("blind", "asking them again without the image", "--modality=blind"),
+        Step(
+            "score",
+            "scores beside blind rows",
+            (
+                "bench",
+                "report",
+                str(bench / "image"),
+                str(bench / "blind"),
+                f"--train={data}",
+                f"--out={bench / 'report'}",
+            ),
+            ("bench/report",),
+        ),
+        Step(
+            "export",
+            "weights for PyTorch",
+            ("weights", "export", f"--workdir={runs / PHASES[-1]}", f"--out={out / 'export'}"),
+            ("export",),
+        ),
+        Step(
+            "torch",
+            "the same answers from PyTorch",
+            ("weights", "verify", f"--export={out / 'export'}", f"--data={data}", f"--out={out / 'torch.json'}"),
+            ("torch.json",),
+            needs=("torch",),
+        ),
+    ]
+
+
+def step_key(step: Step, out: Path, before: str) -> str:
+    """Hash of version, command (the output folder itself left out), resolved config, and the steps before."""
+    from pbs_jax import config
+
+    config_args, rest = config.split_argv(step.argv)
+    fields = config.describe(config.from_args(config_args)) if config_args else {}
+    asked = json.dumps([pbs_jax.__version__, rest, fields, before], default=str).replace(str(out), "OUT")
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def finished(step: Step, out: Path, key: str) -> float | None:
+    """Seconds that a finished, still valid step took, else None. What an older question made is removed."""
+    marker = _marker(step, out)
+    state = json.loads(marker.read_text()) if marker.exists() else {}
+    if state.get("key") != key:
+        for name in step.makes:
+            _remove(out / name)
+        return None
+    whole = all((out / name).exists() for name in step.makes)
+    return state.get("seconds") if whole else None
+
+
+def execute(step: Step, out: Path, key: str) -> None:
+    """Runs the command in a process of its own. Raises DataError when it fails."""
+    from data_prep.io import atomic_write
+
+    marker = _marker(step, out)
+    marker.parent.mkdir(exist_ok=True)
+    resumed = marker.exists() and json.loads(marker.read_text()).get("key") == key
+    if resumed:
+        print("    was interrupted before: continues", flush=True)
+    atomic_write(marker, json.dumps({"key": key}))
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pbs_jax.cli", *step.argv]
+    environment = os.environ | {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
+    if code not in (0, 3):  # 3: finished, some records rejected and counted
+        shown = shlex.join(["pbs", *step.argv])
+        raise DataError(f"demo step {step.name} failed with exit code {code}; to see it alone: {shown}")
+    atomic_write(marker, json.dumps({"key": key, "seconds": round(time.monotonic() - begun, 1)}))
+
+
+def _marker(step: Step, out: Path) -> Path:
+    return out / "steps" / f"{step.name}.json"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

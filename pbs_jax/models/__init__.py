@@ -1,0 +1,1 @@
+"""The networks: parameters in nnx modules, mathematics in plain functions, one implementation for all sizes (`sizes`)."""

@@ -1,0 +1,164 @@
+"""Causal decoder of the Llama / Qwen2.5 family: RMSNorm, rotary positions (plain or M-RoPE), grouped-query attention, SwiGLU.
+
+One network serves Qwen2.5-VL's language model, SmolLM2 and the nano one; only `DecoderConfig` differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pbs_jax.models.layers import Linear, RMSNorm, attention, merge_heads, scan_layers, split_heads, stack
+
+KVCache = dict[str, jax.Array]  # k, v: [layers, B, S, K, hd]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of the decoder. `mrope_section` splits the hd/2 rotary frequencies between the t, h and w positions of
+    Qwen2.5-VL (arXiv 2502.13923); None is plain RoPE."""
+
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    rope_theta: float
+    mrope_section: tuple[int, int, int] | None = None
+    rms_eps: float = 1e-6
+    tied: bool = False
+    qkv_bias: bool = True
+    dtype: str = "float32"
+    remat: bool = False
+
+    @classmethod
+    def qwen2_5_7b(cls, **changes: Any) -> DecoderConfig:
+        """Qwen2.5-VL-7B-Instruct's language model."""
+        shape = {"vocab": 152064, "dim": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "head_dim": 128}
+        return cls(**{**shape, "ffn_dim": 18944, "rope_theta": 1e6, "mrope_section": (16, 24, 24), **changes})
+
+    @classmethod
+    def smollm2_135m(cls, **changes: Any) -> DecoderConfig:
+        shape = {"vocab": 49152, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "ffn_dim": 1536}
+        return cls(**{**shape, "rope_theta": 1e5, "rms_eps": 1e-5, "tied": True, "qkv_bias": False, **changes})
+
+    @classmethod
+    def nano(cls, **changes: Any) -> DecoderConfig:
+        shape = {"vocab": 4096, "dim": 192, "layers": 4, "heads": 6, "kv_heads": 2, "head_dim": 32, "ffn_dim": 512}
+        return cls(**{**shape, "rope_theta": 1e6, "mrope_section": (4, 6, 6), "tied": True, **changes})
+
+
+class DecoderLayer(nnx.Module):
+    """x += o(attention(norm(x))); x += down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
+        dim, hd, bias = config.dim, config.head_dim, config.qkv_bias
+        self.input_norm = RMSNorm(dim, config.rms_eps)
+        self.q = Linear(dim, config.heads * hd, bias=bias, rngs=rngs)
+        self.k = Linear(dim, config.kv_heads * hd, bias=bias, rngs=rngs)
+        self.v = Linear(dim, config.kv_heads * hd, bias=bias, rngs=rngs)
+        self.o = Linear(config.heads * hd, dim, bias=False, rngs=rngs)
+        self.post_norm = RMSNorm(dim, config.rms_eps)
+        self.gate = Linear(dim, config.ffn_dim, bias=False, rngs=rngs)
+        self.up = Linear(dim, config.ffn_dim, bias=False, rngs=rngs)
+        self.down = Linear(config.ffn_dim, dim, bias=False, rngs=rngs)
+
+
+class Decoder(nnx.Module):
+    """The language model; see `DecoderConfig` for its shape."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
+        sections = config.mrope_section
+        if sections is not None and sum(sections) != config.head_dim // 2:
+            raise ValueError(f"mrope_section {sections} must sum to head_dim / 2 = {config.head_dim // 2}.")
+        self.config = config
+        self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab, config.dim)))
+        self.layers = stack(lambda rngs: DecoderLayer(config, rngs=rngs), config.layers, rngs)
+        self.norm = RMSNorm(config.dim, config.rms_eps)
+        self.lm_head = None if config.tied else Linear(config.dim, config.vocab, bias=False, rngs=rngs)
+
+    def embed(self, ids: jax.Array) -> jax.Array:
+        """ids int32[B, T] -> [B, T, D] in the compute dtype."""
+        return self.embedding[...][ids].astype(self.config.dtype)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """hidden [..., D] -> float32 logits [..., V]."""
+        kernel = self.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
+        return jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+    def __call__(
+        self,
+        embeds: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: KVCache | None = None,
+        cache_index: jax.Array | int | None = None,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """Hidden states [B, T, D] after the last norm, and the updated cache.
+
+        embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.
+        Without a cache S = T. With one, the T new keys and values are written at `cache_index` (one index for all rows, so
+        pad prompts on the left) and S is the cache's length; the mask must hide the slots not yet written.
+        """
+        config = self.config
+        cos, sin = rotary_tables(positions, config)
+        start = 0 if cache_index is None else cache_index
+
+        def body(layer: DecoderLayer, carry: tuple[jax.Array, KVCache | None], index: jax.Array) -> Any:
+            x, cache = carry
+            h = layer.input_norm(x)
+            q = rotate(split_heads(layer.q(h), config.heads), cos, sin)
+            k = rotate(split_heads(layer.k(h), config.kv_heads), cos, sin)
+            v = split_heads(layer.v(h), config.kv_heads)
+            if cache is not None:
+                # The cache is carried whole and updated in place; as a scanned input it would be copied every step.
+                at = (index, 0, start, 0, 0)
+                cache = {
+                    name: jax.lax.dynamic_update_slice(cache[name], new[None].astype(cache[name].dtype), at)
+                    for name, new in (("k", k), ("v", v))
+                }
+                k, v = cache["k"][index].astype(x.dtype), cache["v"][index].astype(x.dtype)
+            x = x + layer.o(merge_heads(attention(q, k, v, mask)))
+            h = layer.post_norm(x)
+            x = x + layer.down(jax.nn.silu(layer.gate(h)) * layer.up(h))
+            return (x, cache), None
+
+        carry = (embeds.astype(config.dtype), cache)
+        (x, cache), _ = scan_layers(self.layers, body, carry, jnp.arange(config.layers), remat=config.remat)
+        return self.norm(x), cache
+
+
+def init_cache(config: DecoderConfig, batch: int, length: int, dtype: str | None = None) -> KVCache:
+    """Empty cache for `length` tokens: k, v zeros [layers, B, length, K, hd], in the compute dtype unless given."""
+    shape = (config.layers, batch, length, config.kv_heads, config.head_dim)
+    return {name: jnp.zeros(shape, dtype or config.dtype) for name in ("k", "v")}
+
+
+def rotary_tables(positions: jax.Array, config: DecoderConfig) -> tuple[jax.Array, jax.Array]:
+    """cos, sin float32[B, T, 1, hd/2] from positions int32[3, B, T] or [B, T].
+
+    With M-RoPE, frequency j turns with the position of its section's axis (t, h or w).
+    """
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** -(np.arange(half, dtype=np.float32) / half)
+    if positions.ndim == 3:
+        sections = config.mrope_section or (half, 0, 0)
+        axis = np.repeat(np.arange(3), sections)
+        angles = jnp.moveaxis(positions.astype(jnp.float32)[axis], 0, -1)
+    else:
+        angles = positions.astype(jnp.float32)[..., None]
+    angles = (angles * frequencies)[:, :, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotary embedding of x [B, T, H, hd], first half paired with second half, in float32; returns the dtype of x."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

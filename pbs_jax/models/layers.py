@@ -1,0 +1,137 @@
+"""Pieces that several models share: linear and norm layers, attention, dropout, and stacks of equal layers under `lax.scan`.
+
+Norms, softmax and its logits are computed in float32 whatever the activations' dtype; kernels are (in, out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+trunc_normal = jax.nn.initializers.truncated_normal
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """Exact (erf) GELU, which BERT, DINOv2 and the Perceiver all use."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+class Linear(nnx.Module):
+    """x[..., in] @ kernel[in, out] + bias[out], in the dtype of x."""
+
+    def __init__(self, din: int, dout: int, *, rngs: nnx.Rngs, bias: bool = True, std: float = 0.02) -> None:
+        self.kernel = nnx.Param(trunc_normal(std)(rngs.params(), (din, dout)))
+        self.bias = nnx.Param(jnp.zeros((dout,))) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.kernel[...].astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """LayerNorm over the last axis with scale and bias, in float32; returns the dtype of x."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((dim,)))
+        self.bias = nnx.Param(jnp.zeros((dim,)))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = x.astype(jnp.float32)
+        h = h - h.mean(-1, keepdims=True)
+        h = h * jax.lax.rsqrt(jnp.square(h).mean(-1, keepdims=True) + self.eps)
+        return (h * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale over the last axis, in float32; returns the dtype of x."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((dim,)))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = x.astype(jnp.float32)
+        h = h * jax.lax.rsqrt(jnp.square(h).mean(-1, keepdims=True) + self.eps)
+        return (h * self.scale[...]).astype(x.dtype)
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Inverted dropout; the identity when `key` is None (evaluation) or the rate is 0.
+
+    The rate is rounded to 1/256, so that one 32-bit draw serves four values: drawing is half of a small step's time.
+    """
+    if key is None or rate == 0.0:
+        return x
+    words = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 4)), jnp.uint32)
+    draws = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    dropped = round(256 * rate)
+    return jnp.where(draws >= dropped, x * (256 / (256 - dropped)), 0).astype(x.dtype)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[..., H*hd] -> [..., H, hd]."""
+    return x.reshape(*x.shape[:-1], heads, -1)
+
+
+def merge_heads(x: jax.Array) -> jax.Array:
+    """[..., H, hd] -> [..., H*hd]."""
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    rate: float = 0.0,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Scaled dot-product attention with grouped key/value heads.
+
+    q [B, T, H, hd]; k, v [B, S, K, hd] with H a multiple of K: query head h reads key/value head h // (H/K).
+    mask bool [B, T, S] or [B, 1|K, T, S], broadcastable, True = visible. A query that sees nothing returns zeros, as in
+    torch's safe softmax. `rate` and `key` are dropout on the probabilities. Returns [B, T, H, hd] in the dtype of q.
+    """
+    batch, length, heads, width = q.shape
+    grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
+    logits = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=jnp.float32) * width**-0.5
+    if mask is None:
+        weights = jax.nn.softmax(logits, axis=-1)
+    else:
+        mask = mask[:, None, None] if mask.ndim == 3 else mask[:, :, None]
+        logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
+        weights = jnp.where(mask, jax.nn.softmax(logits, axis=-1), 0.0)
+    weights = dropout(weights, rate, key).astype(v.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, -1).astype(q.dtype)
+
+
+def stack(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> Any:
+    """`count` modules of one kind as one module whose parameters have a leading layer axis."""
+    return nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(count))
+
+
+def scan_layers(
+    layers: Any,
+    body: Callable[[Any, Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    remat: bool = False,
+) -> tuple[Any, Any]:
+    """Run `body(layer, carry, x) -> (carry, y)` over a stack made by `stack`: one compiled layer whatever the depth.
+
+    `xs` may hold more per-layer inputs (leading layer axis, or None). `remat` recomputes each layer in the backward pass.
+    """
+    graph, state = nnx.split(layers)
+
+    def step(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+        layer_state, x = inputs
+        return body(nnx.merge(graph, layer_state), carry, x)
+
+    return jax.lax.scan(jax.checkpoint(step) if remat else step, carry, (state, xs))

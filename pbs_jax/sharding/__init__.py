@@ -1,0 +1,1 @@
+"""Mesh, partition rules and compilation for TPU topologies."""

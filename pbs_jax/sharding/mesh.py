@@ -1,0 +1,63 @@
+"""The device mesh and how batches and parameters are laid out on it (DESIGN section 8).
+
+Axes are always ("data", "fsdp", "tensor"): batches are split over data x fsdp, parameters over fsdp and tensor by the
+partition rules of `pbs_jax.sharding.rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from data_prep.schema import DataError
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = PartitionSpec(("data", "fsdp"))
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """Mesh over all devices; one of the three sizes may be -1 (what is left). Raises DataError when they do not fit."""
+    devices = jax.device_count()
+    sizes = [data, fsdp, tensor]
+    if sizes.count(-1) > 1:
+        raise DataError(f"mesh {dict(zip(AXES, sizes, strict=True))}: only one axis may be -1")
+    if -1 in sizes:
+        known = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = max(devices // known, 1)
+    if math.prod(sizes) != devices:
+        raise DataError(
+            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices but {devices} are visible: "
+            "set config.mesh so that the product matches"
+        )
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Leading axis over data x fsdp, the rest replicated."""
+    return NamedSharding(mesh, BATCH)
+
+
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows -> global arrays sharded over data x fsdp."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
+
+
+def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """Puts every leaf on the mesh by its PartitionSpec; axes that a shape cannot be divided by stay replicated."""
+    return jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, fit(leaf.shape, spec, mesh))), tree, specs)
+
+
+def fit(shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """`spec` with the entries dropped whose axis size does not divide the dimension (small models on large meshes)."""
+    kept = []
+    for size, entry in zip(shape, tuple(spec) + (None,) * (len(shape) - len(spec)), strict=True):
+        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        parts = math.prod(mesh.shape[name] for name in names)
+        kept.append(entry if names and size % parts == 0 else None)
+    return PartitionSpec(*kept)

@@ -1,0 +1,1 @@
+"""Training: phases, losses, step, loop, checkpoints and handover."""

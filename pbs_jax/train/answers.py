@@ -1,0 +1,73 @@
+"""Loss on answer tokens of shared-prefix bins, used by every phase that trains through a language model.
+
+A bin holds one image's prefix (segment 0) and several question branches (segments 1, 2, ...). A branch sees the prefix
+and itself, never another branch. Logits are computed only at the supervised positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.pbs_vl import insert_visual
+from pbs_jax.train.phase import Example, batches
+from pbs_jax.train.state import Params
+from pbs_jax.train.step import LossFn
+
+
+def branch_mask(segments: jax.Array) -> jax.Array:
+    """segments int32[B, L] -> bool[B, L, L]: query i may see key j. Padding sees itself, so that softmax stays finite."""
+    query, key = segments[:, :, None], segments[:, None, :]
+    causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, bool))
+    seen = causal & ((key == 0) | (key == query)) & (key >= 0) & (query >= 0)
+    return seen | jnp.eye(segments.shape[1], dtype=bool)
+
+
+def answer_loss(
+    model: Decoder, batch: dict[str, jax.Array], visual: jax.Array, slot_id: int
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Token-mean cross-entropy over all answers of the batch (ForCausalLM's mean), and the share of tokens that are right.
+
+    batch: a batch of `pbs_jax.data.examples.QuestionBins`; visual: [B, Q, D] embeddings for the slot.
+    """
+    embeds = insert_visual(model.embed(batch["tokens"]), batch["tokens"], visual, slot_id)
+    positions = batch["positions"].transpose(1, 0, 2)
+    hidden, _ = model(embeds, positions, branch_mask(batch["segments"]))
+    where = jnp.maximum(batch["answers"], 0)
+    real = batch["answers"] >= 0
+    logits = model.logits(jnp.take_along_axis(hidden, where[..., None], axis=1)).astype(jnp.float32)
+    targets = jnp.where(real, jnp.take_along_axis(batch["targets"], where, axis=1), 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    count = jnp.maximum(real.sum(), 1)  # a batch without supervised tokens gives zero gradient, not NaN
+    right = ((logits.argmax(-1) == targets) & real).sum() / count
+    return jnp.where(real, losses, 0.0).sum() / count, {"token_accuracy": right}
+
+
+def evaluate_answers(loss: LossFn, examples: Sequence[Example], size: int) -> Callable[[Params, Params], dict[str, float]]:
+    """Validation: loss and token accuracy weighted by supervised tokens, every bin once."""
+    step = jax.jit(lambda trainable, frozen, batch: loss(trainable, frozen, batch, None))
+
+    def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        weight = 0.0
+        for batch, real in batches(examples, size):
+            batch["answers"] = np.where(real[:, None], batch["answers"], -1)
+            tokens = float((batch["answers"] >= 0).sum())
+            value, metrics = step(trainable, frozen, batch)
+            for name, metric in {"loss": value, **metrics}.items():
+                totals[name] = totals.get(name, 0.0) + float(metric) * tokens
+            weight += tokens
+        return {name: total / weight for name, total in totals.items()}
+
+    return evaluate
+
+
+def frozen_cast(tree: Any, dtype: str) -> Any:
+    """A frozen tree in the size's frozen dtype (fp32 on CPU sizes, bf16 for 7b)."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

@@ -1,0 +1,33 @@
+"""`pbs train --config=NAME[:key=value] --workdir=DIR`: runs or continues one training phase."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from pbs_jax.config import add_config_flags, from_args
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train one phase, or continue it",
+        description="Trains one phase. Run again on the same --workdir it continues where it was stopped or killed, and "
+        "on a finished one it does nothing. The next phase names the workdirs it starts from with --config.init_from.*.",
+    )
+    add_config_flags(parser)
+    parser.add_argument("--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_args(args.config_args)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from absl import logging
+
+    logging.set_verbosity(logging.WARNING)
+    from pbs_jax.train.loop import train
+
+    return train(config, args.workdir)

@@ -1,0 +1,52 @@
+"""Metrics of a run: one JSON line per logged step, always; TensorBoard too when tensorboardX is installed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep.io import atomic_write
+
+
+class MetricsWriter:
+    """Appends to workdir/metrics.jsonl. Opened at a resumed step it drops the lines that step will write again."""
+
+    def __init__(self, workdir: Path, resumed_step: int) -> None:
+        self.path = workdir / "metrics.jsonl"
+        if self.path.exists():
+            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= resumed_step]
+            atomic_write(self.path, "".join(line + "\n" for line in lines))
+        self._file = self.path.open("a")
+        self._board = _tensorboard(workdir)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes one flat line; names are "train/loss", "val/accuracy", ..."""
+        self._file.write(json.dumps({"step": step, **{k: round(float(v), 6) for k, v in metrics.items()}}) + "\n")
+        self._file.flush()
+        if self._board:
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _step(line: str) -> float:
+    """Step of a line; a line torn by a kill counts as after everything."""
+    try:
+        return int(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError):
+        return math.inf
+
+
+def _tensorboard(workdir: Path) -> Any | None:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(workdir / "tensorboard"))

@@ -1,0 +1,54 @@
+"""What a phase is: its parameter trees, its loss, its examples. Each phase*.py builds one; the loop runs any of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from pbs_jax.train.state import Params
+from pbs_jax.train.step import LossFn
+
+Example = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One training phase.
+
+    trainable, frozen: tree name -> nested dict of parameters; `loss(trainable, frozen, batch, key)` returns the scalar
+    to minimise and a flat dict of metrics (key None = evaluation: no dropout, no augmentation).
+    examples: random access, fixed shapes, numbers only. `evaluate` returns the validation metrics of a parameter set.
+    facts: what the next phase must know and check (sizes, dataset ids, geometry, colour, source hashes).
+    rules: tree name -> partition rules of `pbs_jax.sharding.rules`.
+    """
+
+    name: str
+    trainable: Params
+    frozen: Params
+    rules: dict[str, Any]
+    loss: LossFn
+    examples: Sequence[Example]
+    evaluate: Callable[[Params, Params], dict[str, float]]
+    facts: dict[str, Any]
+    loaded: tuple[str, ...] = ()  # trainable trees that started from another phase; the others are fresh
+
+
+def parameters(module: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """Splits a module into its static definition and a plain dict of arrays."""
+    graph, state = nnx.split(module)
+    return graph, nnx.to_pure_dict(state)
+
+
+def batches(examples: Sequence[Example], size: int) -> list[tuple[Example, np.ndarray]]:
+    """Evaluation batches in order, the last one padded by its first example; with each a bool[size] of what is real."""
+    out = []
+    for start in range(0, len(examples), size):
+        rows = [examples[i] for i in range(start, min(start + size, len(examples)))]
+        real = np.arange(size) < len(rows)
+        rows += [rows[0]] * (size - len(rows))
+        out.append(({name: np.stack([row[name] for row in rows]) for name in rows[0]}, real))
+    return out

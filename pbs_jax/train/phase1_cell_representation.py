@@ -1,0 +1,75 @@
+"""Phase 1, `cell_representation` (paper section 3.4.1): the Q-Former learns from cell captions, BLIP-2 stage 1.
+
+Trains the Q-Former on frozen backbone tokens with three losses of weight 1: image-text contrast (max over queries),
+image-text matching (hard negatives), caption generation. Captions here are templated, so two cells of a batch often
+share one: such pairs count as positives, not as negatives.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from data_prep.tokens import load_tokenizer
+from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
+from pbs_jax.models.qformer import QFormer
+from pbs_jax.models.qformer_losses import phase1_losses
+from pbs_jax.models.sizes import get_size
+from pbs_jax.sharding.rules import QFORMER_RULES
+from pbs_jax.train.phase import Phase, batches, parameters
+from pbs_jax.train.state import Params
+
+
+def build(config: Any) -> Phase:
+    """config: size, seed, data.root, batch_size, text_length."""
+    root = Path(config.data.root)
+    tokenizer = load_tokenizer(root / "tokenizer")
+    graph, qformer = parameters(QFormer(get_size(config.size, tokenizer).qformer, rngs=nnx.Rngs(config.seed)))
+
+    def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
+        model = nnx.merge(graph, trainable["qformer"])
+        text = batch["text"]
+        positives = (text[:, None] == text[None]).all(-1)
+        negative_key, dropout_key = jax.random.split(jax.random.key(0) if key is None else key)
+        losses = phase1_losses(
+            model,
+            batch["features"].astype(jnp.float32),
+            text,
+            negative_key,
+            positives=positives,
+            dropout_key=None if key is None else dropout_key,
+        )
+        return losses["loss"], {name: losses[name] for name in ("itc", "itm", "lm")}
+
+    train = Preloaded(CellCaptions(root, "train", tokenizer, config.text_length))
+    # Whole batches only: contrast against a batch is the measure.
+    val = [batch for batch, real in batches(Preloaded(CellCaptions(root, "val", tokenizer, config.text_length)), config.batch_size)
+           if real.all()]
+    step = jax.jit(lambda trainable, batch: loss(trainable, {}, batch, None))
+
+    def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
+        rows = [step(trainable, batch) for batch in val]
+        values = {"loss": [float(value) for value, _ in rows]}
+        for name in ("itc", "itm", "lm"):
+            values[name] = [float(metrics[name]) for _, metrics in rows]
+        return {name: float(np.mean(value)) for name, value in values.items()}
+
+    return Phase(
+        name="cell_representation",
+        trainable={"qformer": qformer},
+        frozen={},
+        rules={"qformer": QFORMER_RULES},
+        loss=loss,
+        examples=train,
+        evaluate=evaluate,
+        facts={
+            "size": config.size,
+            "tokenizer_sha256": tokenizer.sha256,
+            "datasets": {"cell_features": FeatureTable(root, ("train",)).content_id},
+        },
+    )

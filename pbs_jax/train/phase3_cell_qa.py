@@ -1,0 +1,80 @@
+"""Phase 3, `cell_qa` (paper section 3.4.3): the Q-Former and a projector learn to answer through a frozen language model.
+
+The 32 query tokens of a cell, projected to the language model's width, fill its visual slot; loss on the answers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from data_prep.schema import DataError
+from data_prep.prompts import IMAGE_PAD
+from data_prep.tokens import load_tokenizer
+from pbs_jax.data.examples import FeatureTable, Preloaded, QuestionBins
+from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.pbs_vl import Projector, visual_tokens
+from pbs_jax.models.qformer import QFormer
+from pbs_jax.models.sizes import get_size
+from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
+from pbs_jax.train import handover
+from pbs_jax.train.answers import answer_loss, evaluate_answers, frozen_cast
+from pbs_jax.train.phase import Phase, parameters
+from pbs_jax.train.state import Params, tree_sha256
+
+
+def build(config: Any) -> Phase:
+    """config: size, seed, data.root, batch_size, init_from.{backbone, qformer, language_model} (workdirs of 0a, 1, 0b)."""
+    root = Path(config.data.root)
+    tokenizer = load_tokenizer(root / "tokenizer")
+    size = get_size(config.size, tokenizer)
+    for name, phase in (("qformer", "cell_representation"), ("language_model", "language_model")):
+        before = handover.read(config.init_from[name], (phase,))
+        if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
+            raise DataError(f"{config.init_from[name]} was trained with another tokenizer than {root}/tokenizer")
+    rngs = nnx.Rngs(config.seed)
+    qformer_graph, qformer = parameters(QFormer(size.qformer, rngs=rngs))
+    projector_graph, projector = parameters(Projector(size.qformer.dim, size.decoder.dim, rngs=rngs))
+    decoder_graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(size.decoder, rngs=nnx.Rngs(0))))
+    qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
+    language_model = frozen_cast(handover.load(config.init_from.language_model, ["language_model"])["language_model"], size.frozen_dtype)
+    slot_id = tokenizer.id(IMAGE_PAD)
+
+    def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
+        visual = visual_tokens(
+            nnx.merge(qformer_graph, trainable["qformer"]),
+            nnx.merge(projector_graph, trainable["projector"]),
+            batch["visual"].astype(jnp.float32),
+            key=key,
+        )
+        return answer_loss(nnx.merge(decoder_graph, frozen["language_model"]), batch, visual, slot_id)
+
+    features = FeatureTable(root, ("train", "val"))
+    backbone_sha256 = tree_sha256(handover.load(config.init_from.backbone, ["backbone"])["backbone"])
+    if backbone_sha256 != features.backbone_sha256:
+        raise DataError(f"{root}/cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`")
+    train = Preloaded(QuestionBins(root, "train", features=features))
+    val = Preloaded(QuestionBins(root, "val", features=features))
+    return Phase(
+        name="cell_qa",
+        trainable={"qformer": qformer, "projector": projector},
+        frozen={"language_model": language_model},
+        rules={"qformer": QFORMER_RULES, "projector": PROJECTOR_RULES, "language_model": DECODER_RULES},
+        loss=loss,
+        examples=train,
+        evaluate=evaluate_answers(loss, val, config.batch_size),
+        facts={
+            "size": config.size,
+            "tokenizer_sha256": tokenizer.sha256,
+            "backbone": str(Path(config.init_from.backbone)),
+            "backbone_sha256": backbone_sha256,
+            "language_model": str(Path(config.init_from.language_model)),
+            "language_model_sha256": tree_sha256(language_model),
+            "datasets": {"cell_features": features.content_id, "cell_qa_tokens": QuestionBins(root, "train").content_id},
+        },
+        loaded=("qformer",),
+    )
