@@ -62,6 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "keep": 2,  # checkpoints kept; the last one is always among them
             # AdamW of the paper (section 4.2) and of the official trainer; cosine to 0 after a linear warm-up.
             "optimizer": {
+                "name": "adamw",  # or "muon", for nets trained from scratch
                 "lr": 5e-5,
                 "weight_decay": 0.01,  # not on biases and norms
                 "warmup_fraction": 0.1,  # of `steps`

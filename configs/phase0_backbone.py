@@ -16,8 +16,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ValueError('phase0_backbone has no size "7b": import DinoBloom with `pbs weights import` instead')
     config.phase = "backbone"
     config.batch_size = 64
-    config.steps = 600
-    config.optimizer.lr = 1e-3  # from scratch
+    config.steps = 500
+    config.optimizer.name = "muon"
+    config.optimizer.lr = 1e-2  # from scratch
     config.optimizer.weight_decay = 0.05  # usual for a ViT from scratch
     config.label_smoothing = 0.1
     config.attribute_weight = 2.0  # of the mean loss over the eleven attributes, beside the cell type's

@@ -19,7 +19,7 @@ UNITS_PER_CHILD = 64  # a worker is replaced after so many, which bounds what na
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Stands for the result of a unit that killed its worker twice."""
+    """Stands for the result of a unit that killed its worker, with others and alone."""
 
     reason: str
 
@@ -66,6 +66,9 @@ def run_units[U, R](
             try:
                 result = pool.submit(function, units[index]).result()
             except BrokenProcessPool:
-                yield index, Quarantined("its worker process died twice (native crash or out of memory)")
+                yield (
+                    index,
+                    Quarantined("its worker process died, also with this unit alone (native crash or out of memory)"),
+                )
             else:
                 yield index, result

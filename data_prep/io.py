@@ -26,10 +26,39 @@ from array_record.python import array_record_data_source, array_record_module
 
 from data_prep import files
 from data_prep.files import atomic_write, sha256_file
-from data_prep.records import Features, FeatureSpec, parser, serializer, tfds_features
+from data_prep.records import (
+    FLOAT,
+    INT,
+    JPEG,
+    TEXT,
+    TEXTS,
+    Features,
+    FeatureSpec,
+    array,
+    parser,
+    serializer,
+    tfds_features,
+)
 from data_prep.schema import SCHEMA_VERSION, SPLITS, DataError
 
-__all__ = ["atomic_write", "finalise", "open_dataset", "read_manifest", "verify", "write_dataset", "write_unit"]
+__all__ = [
+    "FLOAT",
+    "INT",
+    "JPEG",
+    "TEXT",
+    "TEXTS",
+    "FeatureSpec",
+    "Features",
+    "RecordSource",
+    "array",
+    "atomic_write",
+    "finalise",
+    "open_dataset",
+    "read_manifest",
+    "verify",
+    "write_dataset",
+    "write_unit",
+]
 
 VERSION = "1.0.0"
 WRITER_OPTIONS = "group_size:1"  # any other group size makes random access hundreds of times slower

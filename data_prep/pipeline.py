@@ -74,6 +74,7 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     for name in ("workers", "bin_length", "limit"):
         if (value := getattr(job, name)) is not None and value < 1:
             raise DataError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
+    _refuse_other_source(job)
     found = list_source(job)
     inputs = _inputs(job, found)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, _code()]).encode()).hexdigest()
@@ -126,6 +127,15 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     atomic_write(job.out / "state.json", canonical_json({"key": key, "content_ids": ids, "rejected": rejected}))
     shutil.rmtree(work.parent)
     return Outcome(True, ids, rejected, summary(job.out, rejects))
+
+
+def _refuse_other_source(job: CellJob) -> None:
+    """One folder holds one source's datasets: a slip in --out must not replace another source's."""
+    if not (job.out / "cells" / io.VERSION / "manifest.json").is_file():
+        return
+    there = io.read_manifest(job.out / "cells")["config"].get("source")
+    if there != job.source:
+        raise DataError(f"--out {job.out} holds the datasets of source {there}: give {job.source} another folder")
 
 
 def list_source(job: CellJob) -> Listing:

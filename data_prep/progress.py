@@ -30,24 +30,24 @@ def progress[T](
 
 def _lines[T](iterable: Iterable[T], total: int | None, desc: str, stream: TextIO) -> Iterator[T]:
     start = last = time.monotonic()
-    count = 0
+    count = said = 0
     for count, item in enumerate(iterable, 1):
         yield item
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES and count != total:
-            last = now
-            print(_line(desc, count, total, now - start), file=stream, flush=True)
+            # The rate since the last line: a first item that compiles does not spoil the estimate for long.
+            print(_line(desc, count, total, (count - said) / (now - last)), file=stream, flush=True)
+            last, said = now, count
     if last != start:
         print(f"{desc}: {count} done in {duration(time.monotonic() - start)}", file=stream, flush=True)
 
 
-def _line(desc: str, count: int, total: int | None, elapsed: float) -> str:
-    rate = count / elapsed
+def _line(desc: str, count: int, total: int | None, rate: float) -> str:
     speed = f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
     if not total:
         return f"{desc}: {count}, {speed}"
-    left = duration((total - count) / rate)
-    return f"{desc}: {count}/{total} ({100 * count // total}%), {speed}, {left} left"
+    left = "" if count == 1 else f", {duration((total - count) / rate)} left"
+    return f"{desc}: {count}/{total} ({100 * count // total}%), {speed}{left}"
 
 
 def duration(seconds: float) -> str:

@@ -67,7 +67,7 @@ def _nuclei(density: np.ndarray) -> list[np.ndarray]:
 
 
 def _cell_score(density: np.ndarray, nuclei: list[np.ndarray]) -> np.ndarray:
-    """float32[H,W] in [-1, 1]: 1 where a pixel looks like nucleus or cytoplasm, -1 for background or red cell."""
+    """float64[H,W] in [-1, 1]: 1 where a pixel looks like nucleus or cytoplasm, -1 for background or red cell."""
     total = density.sum(-1)
     stained = np.any(nuclei, axis=0)
     score = np.clip((total - DENSE[0]) / DENSE[1], -1, 1)
@@ -79,7 +79,7 @@ def _cell_score(density: np.ndarray, nuclei: list[np.ndarray]) -> np.ndarray:
         spread = np.cov(offset[red].T) + 2e-4 * np.eye(2)
         distance = np.sqrt(np.einsum("hwi,ij,hwj->hw", offset, np.linalg.inv(spread), offset))
         score = np.minimum(score, np.clip((distance - STRANGE[0]) / STRANGE[1], -1, 1))
-    return np.where(stained, 1.0, score).astype(np.float32)
+    return np.where(stained, 1.0, score)
 
 
 def _closed_path(gain: np.ndarray, steps: int = 3) -> np.ndarray:
@@ -87,15 +87,17 @@ def _closed_path(gain: np.ndarray, steps: int = 3) -> np.ndarray:
     is worth. Dynamic programming, run twice round; the middle turn closes on itself."""
     angles, radii = gain.shape
     penalty = BEND * np.abs(np.arange(-steps, steps + 1))[:, None]
-    best = gain[0]
+    column = np.arange(radii)
+    neighbours = column + np.arange(2 * steps + 1)[:, None]
+    padded = np.full(radii + 2 * steps, -np.inf)
+    padded[steps:-steps] = gain[0]
     came = np.zeros((2 * angles, radii), int)
     for turn in range(1, 2 * angles):
-        padded = np.pad(best, steps, constant_values=-np.inf)
-        options = np.lib.stride_tricks.sliding_window_view(padded, radii) - penalty
+        options = padded[neighbours] - penalty
         choice = options.argmax(0)
-        came[turn] = np.clip(np.arange(radii) + choice - steps, 0, radii - 1)
-        best = options.max(0) + gain[turn % angles]
-    path = [int(best.argmax())]
+        came[turn] = column + choice - steps
+        padded[steps:-steps] = options[choice, column] + gain[turn % angles]
+    path = [int(padded[steps:-steps].argmax())]
     for turn in range(2 * angles - 1, 0, -1):
         path.append(int(came[turn, path[-1]]))
     half = angles // 2
@@ -135,8 +137,13 @@ def find_white_cells(rgb: np.ndarray, smallest_share: float = 0.12) -> list[Whit
     if not nuclei:
         return []
     score = _cell_score(density, nuclei)
-    share = smallest_share * nuclei[0].sum()
-    return [_measure(_outline(score, nucleus), nucleus, scale) for nucleus in nuclei if nucleus.sum() >= share]
+    stained = np.any(nuclei, axis=0)
+    cells = []
+    for nucleus in nuclei:
+        if nucleus.sum() >= smallest_share * nuclei[0].sum():
+            own = np.where(stained & ~nucleus, -1, score)  # a neighbour's nucleus is never inside
+            cells.append(_measure(_outline(own, nucleus), nucleus, scale))
+    return cells
 
 
 def _measure(outline: np.ndarray, nucleus: np.ndarray, scale: float) -> WhiteCell:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from data_prep.crops import decode_rgb
 from data_prep.io import open_dataset, read_manifest
+from data_prep.progress import progress
 from data_prep.schema import SPLITS, DataError, stable_hash
 from data_prep.sources import Reject
 
@@ -190,7 +191,8 @@ def leaks(out: Path) -> list[str]:
     place: dict[str, str] = {}
     items = []
     for split in read_manifest(out / "cells")["splits"]:
-        for record in open_dataset(out / "cells", split):
+        source = open_dataset(out / "cells", split)
+        for record in progress(source, len(source), f"leak check, {split}"):
             place[record["cell_id"]] = split
             groups = (record["patient_id"], record["slide_id"])
             dhash = difference_hash(decode_rgb(record["image"]))

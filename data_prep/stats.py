@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,25 +108,6 @@ def clustered_ci(
     if count < 2:
         low = high = math.nan
     return Interval(float(array.mean()) if array.size else math.nan, low, high, array.size, count)
-
-
-def bootstrap_sd(
-    columns: Mapping[str, Floats],
-    statistic: Callable[[Mapping[str, Floats]], Floats],
-    *,
-    draws: int = 1000,
-    seed: int = 0,
-) -> float:
-    """Question-level bootstrap sd of a function of column sums (balanced accuracy, MCC): each row is its own cluster.
-
-    `columns` are [rows] by name; `statistic` gets their resampled sums [draws] under the same names.
-    """
-    matrix = np.column_stack(list(columns.values()))
-    if len(matrix) < 2:
-        return math.nan
-    matrix = matrix[np.lexsort(matrix.T)]  # rows are named by their rank in value, so that row order can't matter
-    sums = resampled_sums(matrix, [f"{k:09d}" for k in range(len(matrix))], draws=draws, seed=seed)
-    return float(np.nanstd(statistic(dict(zip(columns, sums.T, strict=True)))))
 
 
 def paired_difference(

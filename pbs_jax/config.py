@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import math
 import pkgutil
 import re
 from collections.abc import Iterator, Sequence
@@ -87,6 +88,11 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         raise ConfigError(f"--config={spec}: {error}") from error
     config.lock()
     return _override(config, overrides)
+
+
+def total_steps(config: ConfigDict, examples: int) -> int:
+    """Optimiser updates of a run: `steps`, or `epochs` passes over `examples` (the last batch may be short)."""
+    return config.epochs * math.ceil(examples / config.batch_size) if config.epochs else config.steps
 
 
 def available() -> list[str]:

@@ -41,7 +41,7 @@ EXAMPLES_PER_TYPE = 2
 
 def write(out: Path, plan: Sequence[Step], seed: int, left_out: Sequence[str]) -> Path:
     """Puts report.html together from what the steps left under `out`."""
-    scores = json.loads((out / "scores.json").read_text())["cells"]
+    scores = json.loads((out / "bench" / "report" / "report.json").read_text())["cells"]
     images = {record["cell_id"]: record for record in open_dataset(out / "data" / "cells", "test")}
     sections = [
         html.Section(
@@ -50,7 +50,9 @@ def write(out: Path, plan: Sequence[Step], seed: int, left_out: Sequence[str]) -
         html.Section("Cells", mosaic(images.values()), "Crops of the test split, by class."),
         html.Section("Training", html.columns(curves(out / "runs")), "Loss over the steps of each phase."),
         html.Section(
-            "Examples", html.qa_examples(examples(out / "predictions.jsonl", images)), "Right and wrong ones."
+            "Examples",
+            html.qa_examples(examples(out / "bench" / "image" / "predictions.jsonl", images)),
+            "Right and wrong ones.",
         ),
         html.Section("PyTorch", pytorch(out / "torch.json")),
         html.Section(

@@ -111,6 +111,15 @@ def test_config_values_and_overrides() -> None:
     assert config.load("phase0_backbone").steps > 10, "loading leaves nothing behind"
 
 
+def test_epochs_give_the_official_run_lengths() -> None:
+    phase1, phase3 = (
+        config.load(f"{name}:size=7b,recipe=official") for name in ("phase1_cell_representation", "phase3_cell_qa")
+    )
+    assert config.total_steps(phase1, 28_970) == 100 * 906  # the counts that the official trainer prints
+    assert config.total_steps(phase3, 20_985) == 20 * 10_493
+    assert config.total_steps(config.load("phase3_cell_qa", ["--config.steps=7"]), 20_985) == 7
+
+
 def test_every_shipped_config_loads() -> None:
     for name in config.available():
         fields = config.describe(config.load(name))

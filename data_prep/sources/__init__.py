@@ -69,9 +69,14 @@ def relative(path: Path, root: Path) -> str:
     return str(PurePosixPath(path.relative_to(root)))
 
 
+def composed(name: str) -> str:
+    """Unicode's composed form: file systems differ in how they store an accented name."""
+    return unicodedata.normalize("NFC", name)
+
+
 def stem_id(path: Path) -> str:
-    """The file name without its ending in Unicode's composed form, so that one name gives one id on every system."""
-    return unicodedata.normalize("NFC", path.stem).strip()
+    """The file name without its ending, as part of an id."""
+    return composed(path.stem).strip()
 
 
 def reject_clashes(cells: Sequence[SourceCell]) -> tuple[list[SourceCell], list[Reject]]:

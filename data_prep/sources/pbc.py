@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.schema import ATTRIBUTES, OTHERS, SPLITS, WHITE_CELL_CLASSES, DataError
-from data_prep.sources import IMAGE_SUFFIXES, Listing, Reject, SourceCell, is_hidden, reject_clashes, relative, stem_id
+from data_prep.sources import (
+    IMAGE_SUFFIXES,
+    Listing,
+    Reject,
+    SourceCell,
+    composed,
+    is_hidden,
+    reject_clashes,
+    relative,
+    stem_id,
+)
 
 IMAGES = "cells/pbc_barcelona"
 ANNOTATIONS = "annotations/wbcatt/selected_2500.csv"
@@ -37,7 +47,7 @@ def read_annotations(path: Path) -> dict[tuple[str, str], Row]:
             raise DataError(f"{path} lacks the columns {', '.join(sorted(missing))}")
         rows: dict[tuple[str, str], Row] = {}
         for number, row in enumerate(reader, start=2):
-            key = (row["label"], row["img_name"])
+            key = (row["label"], composed(row["img_name"]))
             if key in rows:
                 raise DataError(f"{path} line {number} repeats the picture {key[1]}: delete one of the two lines")
             rows[key] = row
@@ -57,7 +67,7 @@ def listing(root: Path) -> Listing:
         reasons = "; ".join(reject.detail for reject in rejects[:3]) or "it has no class folders"
         raise DataError(f"{folder} holds no usable picture: {reasons}")
     hidden = sum(is_hidden(path) for path in folder.rglob("*"))
-    pictured = {(Path(cell.path).parent.name, Path(cell.path).name) for cell in cells}
+    pictured = {(path.parent.name, composed(path.name)) for path in folder.glob("*/*")}
     notes = [f"{hidden} hidden or system files ignored"] if hidden else []
     if unpictured := sum(key not in pictured for key in rows):
         notes.append(f"{unpictured} lines of {ANNOTATIONS} have no picture")
@@ -93,7 +103,7 @@ def _item(root: Path, folder: str, path: Path, rows: dict[tuple[str, str], Row])
         return Reject(where, "unknown label folder", f'{where} lies in the unknown label folder "{folder}": {known}')
     if not path.is_file() or path.suffix.lower() not in IMAGE_SUFFIXES:
         return Reject(where, "not an image file", f"{where} is not an image file: remove it")
-    row = rows.get((folder, path.name))
+    row = rows.get((folder, composed(path.name)))
     attributes = {name: row[name] for name in ATTRIBUTES} if row else {}
     odd = [f"{name} {value!r}" for name, value in attributes.items() if value not in ATTRIBUTES[name]]
     if row and row["split"] not in SPLITS:

@@ -14,11 +14,15 @@ from typing import Any, Protocol
 from data_prep.schema import QA, DataError
 from pbs_jax.bench.records import STATUSES, Prediction, load_predictions
 
+STAND_IN = (
+    "The small sizes have a stand-in backbone, supervised on the same cell labels, and answer from a closed list: "
+    "not comparable with the paper's tables."
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One question. `options` in the order shown, `text` the whole user turn with them; `image` encoded bytes, None
-    when blind."""
+    """One question: `options` in the order shown, `text` the user turn with them, `image` encoded (None when blind)."""
 
     id: str
     perm: tuple[int, ...]
@@ -42,7 +46,10 @@ class Response:
 
 
 class Adapter(Protocol):
-    """`name` and `seed` label the rows of tables; `card` is recorded in run.json (settings, revisions, hashes)."""
+    """`name` and `seed` label the rows of tables; `card` is recorded in run.json (settings, revisions, hashes).
+
+    `card["remarks"]`, sentences about the model, stand on top of every report.
+    """
 
     name: str
     seed: int
@@ -89,7 +96,12 @@ class Pbs:
         self._answerer = load_answerer(workdir)
         self.name = f"pbs {content['facts']['size']}"
         self.seed = int(content["config"]["seed"])
-        self.card: Mapping[str, Any] = {"phase": content["phase"], "step": content["step"], "facts": content["facts"]}
+        self.card: Mapping[str, Any] = {
+            "phase": content["phase"],
+            "step": content["step"],
+            "facts": content["facts"],
+            "remarks": [] if content["facts"]["size"] == "7b" else [STAND_IN],
+        }
 
     def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:
         questions = [_as_question(request) for request in requests]

@@ -18,7 +18,7 @@ from data_prep.schema import QA, QUESTION_TYPES, WHITE_CELL_CLASSES
 from pbs_jax.bench import blind, normalize
 from pbs_jax.bench.evaluate import cluster_of
 from pbs_jax.bench.metrics import score_answer
-from pbs_jax.bench.records import load_questions
+from pbs_jax.bench.records import dataset_of, load_questions
 from pbs_jax.bench.tables import Table
 
 PINNED = {  # sha256 of the released files that the reference figures were made from
@@ -61,8 +61,8 @@ def audit(path: Path) -> dict[str, Any]:
 
 
 def _files(path: Path) -> list[dict[str, Any]]:
-    """sha256 of the JSONL files read; `as_pinned` is None for a name that the release doesn't have."""
-    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    """sha256 of the JSONL files read (none for a dataset); `as_pinned` is None for a name the release doesn't have."""
+    files = [path] if path.is_file() else [] if dataset_of(path) else sorted(path.glob("*.jsonl"))
     out = []
     for file in files:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -204,8 +204,8 @@ def _validity(key: Group, items: Sequence[QA]) -> list[dict[str, Any]]:
             "one finding dominates the answers",
         ),
         (
-            "questions that name a white-cell class",
-            items if key[0] == "cell" else (),
+            "questions, true/false apart, that name a white-cell class",
+            [qa for qa in items if qa.question_type != "true_false"] if key[0] == "cell" else (),
             lambda qa: any(name in qa.question.casefold() for name in types),
             0.5,
             "the question may give the cell's type away",

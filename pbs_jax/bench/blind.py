@@ -24,8 +24,7 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlindRow:
-    """`replies[k]` answers the k-th question; None where the row doesn't speak to its type. `note` says why there is
-    none."""
+    """`replies[k]` answers the k-th question, None for other types. `note` says why a row has no reply at all."""
 
     name: str
     replies: tuple[str | None, ...]
@@ -40,7 +39,7 @@ def blind_rows(asked: Sequence[QA], train: Sequence[QA] | None) -> list[BlindRow
     rows.append(_row("longest option", asked, "multiple_choice", longest_option))
     learned = {
         "most frequent answer": _most_frequent,
-        "most frequent answer to the same question": _most_frequent_by_text,
+        "most frequent answer, same question": _most_frequent_by_text,
         "text-only nearest question": nearest_question,
     }
     for name, reply in learned.items():
@@ -73,8 +72,7 @@ def _best(qa: QA, scores: Sequence[float]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Votes:
-    """The commonest answer ("" if none is known); `folded` counts answers by their normalised text, for matching
-    options."""
+    """The commonest answer, "" if none is known, and the counts of normalised answers, for matching options."""
 
     commonest: str
     folded: Counter[str]

@@ -1,4 +1,4 @@
-"""`pbs bench audit | run | score | report`: parsers and the files each command writes."""
+"""`pbs bench audit | run | score | compare | report`: parsers and the files each command writes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def add_parser(subparsers: Any) -> None:
     score.add_argument("--errors-as-wrong", action="store_true", help="score errors as empty answers")
     score.set_defaults(run=_score)
 
+    versus = commands.add_parser("compare", help="paired differences of the first model from each of the others")
+    versus.add_argument("runs", type=Path, nargs="+", help="run folders or predictions files; one name, several seeds")
+    _add_scoring(versus)
+    versus.set_defaults(run=_compare)
+
     report = commands.add_parser(
         "report", help="tables over models and seeds, attribute by attribute; HTML, Markdown, JSON"
     )
@@ -56,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_scoring(parser: argparse.ArgumentParser) -> None:
-    from pbs_jax.bench.evaluate import CLUSTERS
+    from pbs_jax.bench.records import CLUSTERS
 
     parser.add_argument("--data", type=Path, help="the questions: checks coverage, takes options and gold from there")
     parser.add_argument("--split", help="split of --data (default: all)")
@@ -83,17 +88,22 @@ def _settings(args: argparse.Namespace) -> Settings:
         raise DataError(f"--profile {','.join(unknown)} is unknown: use {' or '.join(PROFILES)}")
     model = None if args.no_sim else similarity.load(args.sim_model)
     if model is None:
-        print("Sim: not computed" + ("" if args.no_sim else " (sentence-transformers or its model is not installed)"))
+        why = "left out" if args.no_sim else "sentence-transformers or its model is not installed"
+        print(f"Sim: not computed ({why})")
     return Settings(profiles, args.cluster, args.draws, args.seed, model)
 
 
 def _train(args: argparse.Namespace) -> Sequence[QA] | None:
-    from pbs_jax.bench.records import load_questions
+    from pbs_jax.bench.records import dataset_of, load_questions
 
     if args.train is None:
         return None
+    if dataset_of(args.train):
+        return load_questions(args.train, "train").items
     items = load_questions(args.train).items
-    return [qa for qa in items if qa.split == "train"] or items
+    trained = {qa.level for qa in items if qa.split == "train"}
+    # Of the release's cell questions only the validation file is at hand: it stands in.
+    return [qa for qa in items if qa.split == ("train" if qa.level in trained else "val")] or items
 
 
 def _audit(args: argparse.Namespace) -> int:
@@ -148,6 +158,28 @@ def _score(args: argparse.Namespace) -> int:
         if row.note:
             print(f"{row.name}: {row.note}")
     print(f"written: {out}/scores.json, scores.csv, tables.md, tables.tex")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from data_prep.io import atomic_write
+    from data_prep.schema import DataError
+    from pbs_jax.bench import compare, score, tables
+    from pbs_jax.bench.records import load_questions
+
+    questions = load_questions(args.data, args.split) if args.data else None
+    runs = [score.load_run(path, questions) for path in args.runs]
+    first, *others = dict.fromkeys(run.label for run in runs)
+    if not others:
+        raise DataError(f'all runs are of "{first}": give runs of two models or modalities')
+    args.no_sim = True  # one metric per question type is compared, and none of them is Sim
+    settings = _settings(args)
+    answers = score.gather(runs, expected=questions)
+    found = [item for b in others for item in compare.compare(answers, first, b, settings, settings.profiles[-1])]
+    print(tables.to_markdown(compare.to_table(f"{first} against others", found)))
+    if args.out:
+        text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
+        atomic_write(args.out / "compare.json", text + "\n")
     return 0
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from data_prep import stats
 from data_prep.schema import QA, QUESTION_TYPES, DataError
 from pbs_jax.bench.evaluate import Row, Settings, cluster_of, reply_columns, track_of
-from pbs_jax.bench.score import Scores
+from pbs_jax.bench.score import Answers
 from pbs_jax.bench.tables import METRIC_NAMES, TRACKS, TYPE_NAMES, Table
 
 # One metric per question type; true/false answers are weighted so that their mean is the balanced accuracy.
@@ -44,25 +44,25 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-def compare(scores: Scores, a: str, b: str, settings: Settings, profile: str = "robust") -> list[Comparison]:
+def compare(answers: Answers, a: str, b: str, settings: Settings, profile: str = "robust") -> list[Comparison]:
     """All tracks and question types that both rows answer. Raises DataError for an unknown row."""
-    rows = {row.name: row for row in scores.rows}
+    rows = {row.name: row for row in answers.rows}
     for name in (a, b):
         if name not in rows:
             raise DataError(f'there is no row "{name}"; rows: {", ".join(rows)}')
-    columns = {name: _columns(scores.asked, rows[name], profile, settings) for name in (a, b)}
+    columns = {name: _columns(answers.asked, rows[name], profile, settings) for name in (a, b)}
     found: list[tuple[str, str, str, stats.Difference]] = []
-    for track in dict.fromkeys(map(track_of, scores.asked)):
+    for track in dict.fromkeys(map(track_of, answers.asked)):
         for question_type in QUESTION_TYPES:
             metric, column = PRIMARY[question_type]
-            values = [columns[name].get(column, np.full(len(scores.asked), np.nan)) for name in (a, b)]
+            values = [columns[name].get(column, np.full(len(answers.asked), np.nan)) for name in (a, b)]
             places = [
                 k
-                for k, qa in enumerate(scores.asked)
+                for k, qa in enumerate(answers.asked)
                 if (track_of(qa), qa.question_type) == (track, question_type) and all(np.isfinite(v[k]) for v in values)
             ]
             if places:
-                questions = [scores.asked[k] for k in places]
+                questions = [answers.asked[k] for k in places]
                 weights = _weights(questions)
                 difference = stats.paired_difference(
                     values[0][places] * weights,

@@ -21,18 +21,19 @@ from data_prep import stats
 from data_prep.progress import progress
 from data_prep.schema import QA, QUESTION_TYPES, DataError
 from pbs_jax.bench.metrics import INVALID, METRICS, Metric, mean, score_answer
+from pbs_jax.bench.records import CLUSTERS
 from pbs_jax.bench.similarity import Similarity
 
 SMALL = 10  # below it, an interval says nothing
 RANKABLE = 20  # fewer answers of the rarer truth value can't rank models
-CLUSTERS = ("auto", "image", "slide", "patient", "question")
+QUESTION_DRAWS = 1000  # the paper's B is in the hundreds to a thousand
 _PATIENT = re.compile(r"Patient_\w+")
 ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """`replies[seed][k]`: the reply to the k-th asked question, None where there is none. `kind`: blind or model."""
+    """`replies[seed][k]` answers the k-th asked question, None where there is no answer. `kind`: blind or model."""
 
     name: str
     kind: str
@@ -42,8 +43,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
-    """One number of a table. `seeds` are the single seeds' values; `sd` is by question; low, high the clustered
-    interval."""
+    """One number. `seeds` are the single seeds' values, `sd` is by question, `low` to `high` the clustered interval."""
 
     row: str
     rank: int  # place of the row among all rows
@@ -226,9 +226,15 @@ def _cells(
     draws = stats.resampled_sums(
         distinct, group.clusters, strata=group.strata, draws=settings.draws, seed=settings.seed
     )
+    question_draws = None
+    if not all(metric.is_mean for metric in metrics):  # a mean's spread has a closed form
+        question_draws = stats.resampled_sums(distinct, group.ids, draws=QUESTION_DRAWS, seed=settings.seed)
     samples: dict[Key, Columns] = defaultdict(dict)
+    by_question: dict[Key, Columns] = defaultdict(dict)
     for (key, name), column in zip(names, where.ravel(), strict=True):
         samples[key][name] = draws[:, column]
+        if question_draws is not None:
+            by_question[key][name] = question_draws[:, column]
     cells = []
     for profile in settings.profiles:
         for r, row in enumerate(rows):
@@ -240,7 +246,8 @@ def _cells(
                     notes.append(f"not rankable: {group.rarer_truth} of the rarer truth value")
                 if answered < SMALL:
                     notes.append("small n")
-                number = _number(metric, [blocks[key] for key in keys], [samples[key] for key in keys], settings)
+                seeds = [(blocks[key], samples[key], by_question[key]) for key in keys]
+                number = _number(metric, seeds)
                 cells.append(
                     Cell(
                         row=row.name,
@@ -262,27 +269,28 @@ def _cells(
     return cells
 
 
-def _number(
-    metric: Metric, blocks: Sequence[Columns], samples: Sequence[Columns], settings: Settings
-) -> dict[str, Any]:
-    """value, low, high, sd, design_effect and seeds of one metric, averaged over seeds draw by draw."""
+def _number(metric: Metric, seeds: Sequence[tuple[Columns, Columns, Columns]]) -> dict[str, Any]:
+    """value, low, high, sd, design_effect and seeds of one metric, averaged over seeds draw by draw.
+
+    `seeds`: per seed the answers' columns [questions], their sums over resampled clusters, over resampled questions.
+    """
     per_seed, spreads = [], []
     with np.errstate(invalid="ignore", divide="ignore"):
-        for block in blocks:
+        for block, _, by_question in seeds:
             answered = block["n"] > 0
-            used = {name: block[name][answered] for name in (*metric.columns, "n")}
             if metric.is_mean:
-                values = used[metric.columns[0]]
+                values = block[metric.columns[0]][answered]
                 per_seed.append(mean(values.tolist()))
                 spreads.append(stats.question_sd(values))
             else:
-                per_seed.append(float(metric.value({name: part.sum(keepdims=True) for name, part in used.items()})[0]))
-                spreads.append(stats.bootstrap_sd(used, metric.value, draws=1000, seed=settings.seed))
-        draws = np.mean([metric.value(sample) for sample in samples], axis=0)
+                sums = {name: part[answered].sum(keepdims=True) for name, part in block.items()}
+                per_seed.append(float(metric.value(sums)[0]))
+                spreads.append(float(np.nanstd(metric.value(by_question))))
+        draws = np.mean([metric.value(samples) for _, samples, _ in seeds], axis=0)
     low, high = stats.percentile_interval(draws)
     value, sd = float(np.mean(per_seed)), float(np.mean(spreads))
     if metric.is_mean and value in (0.0, 1.0):  # a bootstrap of a constant knows no doubt
-        n = int(blocks[0]["n"].sum())
+        n = int(seeds[0][0]["n"].sum())
         low, high = stats.wilson(round(value * n), n)
     effect = float(np.nanvar(draws)) / sd**2 if sd > 0 else math.nan
     return {

@@ -22,8 +22,7 @@ PROFILES = ("paper", "robust")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extraction:
-    """`value` is "True"/"False", an option's text or the reply itself; None is invalid. `rule` says which reading
-    fired."""
+    """`value` is "True"/"False", an option's text or the reply; None is invalid. `rule` names the reading."""
 
     value: str | None
     rule: str
@@ -122,9 +121,9 @@ def _robust_true_false(prediction: str) -> Extraction:
         for k, token in enumerate(found)
         if token in _POLAR or (token in ("yes", "no") and "answer" in found[max(0, k - 3) : k])
     ]
-    stated = [value for k, value in said if _STATED & set(found[max(0, k - 3) : k])]
-    if stated:
-        return Extraction(str(stated[-1]), "statement")
+    stated = {value for k, value in said if _STATED & set(found[max(0, k - 3) : k])}
+    if len(stated) == 1:
+        return Extraction(str(stated.pop()), "statement")
     if len({value for _, value in said}) == 1:
         return Extraction(str(said[0][1]), "only polarity")
     return Extraction(None, "both polarities" if said else "no polarity")

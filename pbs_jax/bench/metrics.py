@@ -45,11 +45,13 @@ class Metric:
     is_mean: bool = True
 
 
-@functools.lru_cache(maxsize=1 << 16)  # template questions repeat
-def score_answer(
-    profile: str, question_type: str, prediction: str, answer: str, options: tuple[str, ...] = ()
-) -> Score:
+def score_answer(profile: str, question_type: str, prediction: str, answer: str, options: Sequence[str] = ()) -> Score:
     """Scores one reply. `options` in the order shown. Raises DataError for an unknown profile or question type."""
+    return _score(profile, question_type, prediction, answer, tuple(options))
+
+
+@functools.lru_cache(maxsize=1 << 16)  # template questions repeat
+def _score(profile: str, question_type: str, prediction: str, answer: str, options: tuple[str, ...]) -> Score:
     reading = extract(profile, question_type, prediction, options)
     invalid = float(reading.value is None)
     match question_type:

@@ -19,6 +19,7 @@ from data_prep.schema import QA, SPLITS, DataError, check_qa
 
 STATUSES = ("ok", "refusal", "truncated", "error")  # error: no answer was had; missing data, asked again on resume
 ANSWER_MODES = ("generate", "letter_likelihood")
+CLUSTERS = ("auto", "image", "slide", "patient", "question")  # units of resampling
 PROTOCOLS = ("as_released", "shuffle", "circular")
 _QA_FIELDS = tuple(field.name for field in dataclasses.fields(QA))
 
@@ -31,6 +32,7 @@ class Questions:
 
     items: tuple[QA, ...]
     dataset_id: str
+    split_level: str = ""  # what the split keeps apart: patient, slide, image; "" where the data don't say
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,10 +58,11 @@ def load_questions(path: Path, split: str | None = None) -> Questions:
     Raises DataError for a missing path, a broken line, a repeated id or an invalid question.
     """
     path = Path(path)
+    split_level = ""
     if path.is_file():
         items = _read_jsonl(path)
         source = hashlib.sha256(path.read_bytes()).hexdigest()
-    elif path.is_dir() and (found := _dataset_of(path)):
+    elif path.is_dir() and (found := dataset_of(path)):
         from data_prep.io import open_dataset, read_manifest  # slow to import, and not needed for JSONL
 
         manifest = read_manifest(found)
@@ -68,7 +71,7 @@ def load_questions(path: Path, split: str | None = None) -> Questions:
             raise DataError(f'{found} has no split "{split}": it has {", ".join(manifest["splits"])}')
         sources = [open_dataset(found, name) for name in splits]
         items = [qa_from_record(source[k], str(found)) for source in sources for k in range(len(source))]
-        source = str(manifest["content_id"])
+        source, split_level = str(manifest["content_id"]), manifest["split"]["level"]
     elif path.is_dir() and (files := sorted(path.glob("*.jsonl"))):
         items = [qa for file in files for qa in _read_jsonl(file)]
         source = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -80,10 +83,11 @@ def load_questions(path: Path, split: str | None = None) -> Questions:
     _refuse_repeats((qa.id for qa in chosen), path)
     for qa in chosen:
         check_qa(qa, str(path))
-    return Questions(chosen, source)
+    return Questions(chosen, source, split_level)
 
 
-def _dataset_of(path: Path) -> Path | None:
+def dataset_of(path: Path) -> Path | None:
+    """The question dataset at `path` or inside it; None where there is none."""
     for candidate in (path / "cell_qa", path / "slide_qa", path):
         if (candidate / "manifest.json").is_file() or (candidate != path and any(candidate.glob("*/manifest.json"))):
             return candidate
@@ -206,8 +210,7 @@ def questions_id(predictions: Iterable[Prediction]) -> str:
 
 
 class PredictionLog:
-    """Append-only predictions.jsonl: `done` holds the keys answered before, `append` returns once the line is on
-    disk."""
+    """Append-only predictions.jsonl. `done` holds the keys answered before; `append` returns once all is on disk."""
 
     def __init__(self, path: Path):
         path = Path(path)

@@ -1,5 +1,4 @@
-"""The report over models and seeds: tables with blind rows on top, gain of the image, attributes, classes; Markdown,
-JSON, HTML."""
+"""The report over models and seeds in Markdown, JSON and HTML: tables, gain of the image, attributes, classes."""
 
 from __future__ import annotations
 
@@ -44,6 +43,9 @@ def write(
         "classes": {name: [item.to_json() for item in items] for name, items in by_class.items()},
     }
     parts: list[Part] = list(_score_parts(scores))
+    if any(len(row.replies) > 1 for row in scores.rows):
+        lead = "Mean and standard deviation over training seeds, and each seed's own value."
+        parts.append(("Seeds", lead, [tables.over_seeds(scores.cells)]))
     if gains:
         lead = "The same model without its image, in the same answer mode, is the row to beat."
         parts.append(("What the image adds", lead, [compare.to_table("Image minus no image", gains)]))
@@ -55,8 +57,11 @@ def write(
         if typed:
             parts.append((f"Classes: {name}", "", [classes.to_table(typed, name)]))
     atomic_write(out / "report.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    atomic_write(out / "report.md", _markdown(title, parts))
-    atomic_write(out / "report.html", _page(title, parts, scores))
+    missing = ", ".join(row.name for row in scores.rows if row.note)
+    remarks = [f"Not computed without --train: {missing}."] if missing else []
+    remarks += dict.fromkeys(remark for run in runs for remark in run.remarks)
+    atomic_write(out / "report.md", _markdown(title, parts, remarks))
+    atomic_write(out / "report.html", _page(title, parts, remarks, scores))
     atomic_write(out / "tables.tex", "\n".join(tables.to_latex(table) for *_, shown in parts for table in shown))
     atomic_write(out / "scores.csv", tables.to_csv(scores.cells))
     print(f"written: {out}/report.html, report.md, report.json, tables.tex, scores.csv")
@@ -79,19 +84,19 @@ def _score_parts(scores: Scores) -> Iterable[Part]:
         yield tables.TRACKS.get(track, track), lead, tables.all_tables(cells, (profile,))
 
 
-def _markdown(title: str, parts: Sequence[Part]) -> str:
-    lines = [f"# {title}", "", html.RESEARCH_NOTICE, ""]
+def _markdown(title: str, parts: Sequence[Part], remarks: Sequence[str]) -> str:
+    lines = [f"# {title}", "", html.RESEARCH_NOTICE, "", *(f"> {remark}\n" for remark in remarks)]
     for heading, lead, shown in parts:
         lines += [f"## {heading}", "", lead, "", *(tables.to_markdown(table) for table in shown)]
     return "\n".join(lines)
 
 
-def _page(title: str, parts: Sequence[Part], scores: Scores) -> str:
+def _page(title: str, parts: Sequence[Part], remarks: Sequence[str], scores: Scores) -> str:
     sections = [
         html.Section(
             heading,
             "".join(
-                html.table(table.rows, table.header, table.title, strong=range(table.rule_after, len(table.rows)))
+                html.table(map(_unbroken, table.rows), table.header, table.title, strong=_models(table))
                 + "".join(html.paragraph(note) for note in table.notes)
                 for table in shown
             ),
@@ -102,6 +107,14 @@ def _page(title: str, parts: Sequence[Part], scores: Scores) -> str:
     subtitle = (
         f"{len(scores.asked):,} questions, protocol {scores.origin.protocol}, data {scores.origin.dataset_id[:12]}"
     )
-    missing = [row.name for row in scores.rows if row.note]
-    warnings = [f"Not computed without --train: {', '.join(missing)}."] if missing else []
-    return html.render_page(title, sections, subtitle=subtitle, warnings=warnings)
+    return html.render_page(title, sections, subtitle=subtitle, warnings=remarks)
+
+
+def _models(table: tables.Table) -> range:
+    """The rows to set apart: those below the blind ones, where there are both."""
+    return range(table.rule_after, len(table.rows)) if table.rule_after else range(0)
+
+
+def _unbroken(row: Sequence[str]) -> list[str]:
+    """Names and intervals without places to wrap."""
+    return [field.replace(" ", "\u00a0") for field in row]

@@ -58,6 +58,7 @@ def run(
         "prompt_set": PROMPT_SET,
         "split": split,
         "dataset_id": questions.dataset_id,
+        "split_level": questions.split_level,
         "limit": limit,
     }
     _keep_card(out / RUN_CARD, card)

@@ -19,13 +19,13 @@ from pbs_jax.bench.extract import extract
 from pbs_jax.bench.records import Key, Prediction, Questions, load_predictions, protocol_of, questions_id
 
 SCHEMA = 1
+BY_IMAGE = "The split is by image: cells of one slide or donor may stand on both sides of it."
 PREDICTIONS, RUN_CARD = "predictions.jsonl", "run.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """One prediction file with what its run.json says; `name` tells models apart, runs that share it are seeds of
-    one."""
+    """One prediction file with what its run.json says. Runs that share `name` and `modality` are seeds of one model."""
 
     name: str
     seed: int
@@ -33,22 +33,28 @@ class Run:
     protocol: str
     dataset_id: str
     predictions: tuple[Prediction, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         return self.name if self.modality == "image" else f"{self.name}, {self.modality}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scores:
-    """`positions`: how often a row's read answer was the first, second ... option; `questions` were asked of every
-    row."""
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """All rows' replies to the same questions; `asked` holds them with options as shown."""
 
     origin: evaluate.Origin
-    cells: tuple[evaluate.Cell, ...]
-    positions: dict[str, dict[str, dict[str, int]]]
     rows: tuple[evaluate.Row, ...]
     asked: tuple[QA, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores(Answers):
+    """`positions` counts how often a model chose the first, second ... option."""
+
+    cells: tuple[evaluate.Cell, ...]
+    positions: dict[str, dict[str, dict[str, int]]]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -68,6 +74,7 @@ def load_run(path: Path, questions: Questions | None = None) -> Run:
     predictions = load_predictions(file, questions)
     card_path = file.with_name(RUN_CARD)
     card = json.loads(card_path.read_text()) if file.name == PREDICTIONS and card_path.is_file() else {}
+    by_image = "image" in (card.get("split_level"), questions.split_level if questions else "")
     dataset_id = questions.dataset_id if questions else card.get("dataset_id") or questions_id(predictions)
     return Run(
         name=card.get("name") or (path.name if path.is_dir() else path.stem),
@@ -76,18 +83,18 @@ def load_run(path: Path, questions: Questions | None = None) -> Run:
         protocol=card.get("protocol") or protocol_of(predictions),
         dataset_id=dataset_id,
         predictions=tuple(predictions),
+        remarks=tuple(card.get("model", {}).get("remarks", ())) + ((BY_IMAGE,) if by_image else ()),
     )
 
 
-def score_runs(
+def gather(
     runs: Sequence[Run],
-    settings: evaluate.Settings,
     *,
     train: Sequence[QA] | None = None,
     expected: Questions | None = None,
     errors_as_wrong: bool = False,
-) -> Scores:
-    """Scores all runs beside the blind rows.
+) -> Answers:
+    """Lays the runs beside the blind rows.
 
     Args:
       train: training questions, for the blind rows that learn answers.
@@ -101,7 +108,7 @@ def score_runs(
     for qa in expected.items if expected else ():
         if qa.id not in known:
             asked[qa.id, tuple(range(len(qa.options)))] = qa
-    questions = list(asked.values())
+    questions = tuple(asked.values())
     rows = [evaluate.Row(r.name, "blind", (r.replies,), r.note) for r in blind.blind_rows(questions, train)]
     by_label: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.modality == "image"):
@@ -111,8 +118,22 @@ def score_runs(
             raise DataError(f'two runs of "{label}" have the same seed: give each its own --seed or --name')
         replies = tuple(_replies(run, list(asked), errors_as_wrong) for run in sorted(seeds, key=lambda run: run.seed))
         rows.append(evaluate.Row(label, "model" if seeds[0].modality == "image" else "blind", replies))
-    cells = evaluate.evaluate(questions, rows, origin, settings)
-    return Scores(origin, tuple(cells), _positions(questions, rows, settings.profiles), tuple(rows), tuple(questions))
+    return Answers(origin, tuple(rows), questions)
+
+
+def score_runs(
+    runs: Sequence[Run],
+    settings: evaluate.Settings,
+    *,
+    train: Sequence[QA] | None = None,
+    expected: Questions | None = None,
+    errors_as_wrong: bool = False,
+) -> Scores:
+    """Scores all runs beside the blind rows; arguments and errors as `gather`."""
+    found = gather(runs, train=train, expected=expected, errors_as_wrong=errors_as_wrong)
+    cells = evaluate.evaluate(found.asked, found.rows, found.origin, settings)
+    positions = _positions(found.asked, found.rows, settings.profiles)
+    return Scores(found.origin, found.rows, found.asked, tuple(cells), positions)
 
 
 def _replies(run: Run, keys: Sequence[Key], errors_as_wrong: bool) -> tuple[str | None, ...]:

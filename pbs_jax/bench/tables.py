@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import statistics
 from collections.abc import Iterable, Sequence
 
 from data_prep.schema import QUESTION_TYPES, DataError
@@ -66,14 +67,22 @@ def build(title: str, cells: Iterable[Cell], *, by: str = "metric") -> Table:
     body = tuple((row, *(show(at.get((row, *name))) for name in columns)) for row in rows)
     header = ("", *(_header(name, column, by) for name, column in columns.items()))
     notes = dict.fromkeys(note for cell in chosen for note in _notes(cell))
-    signatures = dict.fromkeys(column[0].signature for column in columns.values())
-    footer = (*notes, "Signatures: " + "; ".join(signatures)) if columns else ()
-    return Table(title, header, body, footer, sum(kind == "blind" for kind in rows.values()))
+    signatures: dict[str, list[str]] = {}
+    for column in columns.values():
+        definition, _, origin = column[0].signature.partition("|")
+        signatures.setdefault(origin, []).append(definition)
+    footer = [f"Signature {origin}: {', '.join(dict.fromkeys(found))}" for origin, found in signatures.items()]
+    return Table(title, header, body, (*notes, *footer), sum(kind == "blind" for kind in rows.values()))
 
 
 def overview(cells: Sequence[Cell], track: str, profile: str) -> Table:
-    """All question types of a track side by side (paper, Tables 2 and 3), over all tasks."""
+    """All question types of a track side by side (paper, Tables 2 and 3), over all tasks.
+
+    Invalid answers have a column where a model gave any.
+    """
     kept = [c for c in cells if (c.track, c.profile, c.task) == (track, profile, ALL) and c.metric != "yes_rate"]
+    unread = {c.question_type for c in kept if c.metric == "invalid" and c.kind == "model" and c.value}
+    kept = [c for c in kept if c.metric != "invalid" or c.question_type in unread]
     return build(f"{TRACKS.get(track, track)} - {profile} profile", kept)
 
 
@@ -101,6 +110,24 @@ def all_tables(cells: Sequence[Cell], breakdown_profiles: Sequence[str] = ("pape
     return out
 
 
+def over_seeds(cells: Sequence[Cell]) -> Table:
+    """Mean, sd and each seed's value of every row that has several, in the last profile."""
+    profile = cells[-1].profile
+    rows = []
+    for cell in sorted(cells, key=lambda cell: (cell.track, cell.rank)):
+        if len(cell.seeds) > 1 and cell.profile == profile and cell.metric not in ("invalid", "yes_rate"):
+            name = f"{cell.row}: {TRACKS.get(cell.track, cell.track)}, {TYPE_NAMES[cell.question_type]}, {cell.task}"
+            mean, spread = _over_seeds(cell)
+            each = ", ".join(f"{value:.3f}" for value in cell.seeds)
+            rows.append((name, METRIC_NAMES[cell.metric], str(cell.n), f"{mean:.3f}", f"{spread:.3f}", each))
+    return Table(f"Seeds - {profile} profile", ("", "metric", "n", "mean", "sd", "each"), tuple(rows))
+
+
+def _over_seeds(cell: Cell) -> tuple[float, float]:
+    """Mean and sample standard deviation."""
+    return statistics.fmean(cell.seeds), statistics.stdev(cell.seeds)
+
+
 def _header(name: tuple[str, str, str], column: Sequence[Cell], by: str) -> str:
     question_type, task, metric = name
     lead = TYPE_NAMES[question_type] if by == "metric" else task
@@ -126,9 +153,7 @@ def show(cell: Cell | None) -> str:
     if cell.metric == "invalid":
         return text
     if len(cell.seeds) > 1:
-        centre = sum(cell.seeds) / len(cell.seeds)
-        spread = (sum((value - centre) ** 2 for value in cell.seeds) / (len(cell.seeds) - 1)) ** 0.5
-        text += f" ±{spread:.3f}"
+        text += f" ±{_over_seeds(cell)[1]:.3f}"
     if "small n" in cell.notes or cell.low is None or cell.high is None:
         return f"{text} (n={cell.n})"
     return f"{text} [{cell.low:.3f}, {cell.high:.3f}]"

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from data_prep.io import open_dataset, read_manifest, write_dataset
+from data_prep.io import TEXT, array, open_dataset, read_manifest, write_dataset
 from data_prep.progress import progress
-from data_prep.records import TEXT, array
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
 from pbs_jax.models.sizes import get_size

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from data_prep.progress import progress
 from data_prep.prompts import IM_END, IMAGE_PAD
 from data_prep.schema import QA, DataError
 from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prompt_tokens
@@ -75,7 +74,7 @@ class Answerer:
         order = sorted(range(len(prompts)), key=lambda i: (questions[i].question_type, len(prompts[i]), i))
         answers = [""] * len(prompts)
         starts = [s for kind in MAX_NEW for s in _starts([i for i in order if questions[i].question_type == kind], self.batch_size)]
-        for rows in progress(starts, len(starts), "answers"):
+        for rows in starts:
             kind = questions[rows[0]].question_type
             padded = rows + [rows[0]] * (self.batch_size - len(rows))
             tokens, first = generate(

@@ -1,1 +1,1 @@
-"""The networks: parameters in nnx modules, mathematics in plain functions, one implementation for all sizes (`sizes`)."""
+"""The networks: parameters in nnx modules, maths in plain functions, one implementation for all sizes (`sizes`)."""

@@ -1,4 +1,4 @@
-"""Causal decoder of the Llama / Qwen2.5 family: RMSNorm, rotary positions (plain or M-RoPE), grouped-query attention, SwiGLU.
+"""Causal decoder of the Llama / Qwen2.5 family: RMSNorm, RoPE or M-RoPE, grouped-query attention, SwiGLU.
 
 One network serves Qwen2.5-VL's language model, SmolLM2 and the nano one; only `DecoderConfig` differs.
 """
@@ -104,8 +104,8 @@ class Decoder(nnx.Module):
         """Hidden states [B, T, D] after the last norm, and the updated cache.
 
         embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.
-        Without a cache S = T. With one, the T new keys and values are written at `cache_index` (one index for all rows, so
-        pad prompts on the left) and S is the cache's length; the mask must hide the slots not yet written.
+        Without a cache S = T. With one, the T new keys and values are written at `cache_index` (one index for all rows,
+        so pad prompts on the left) and S is the cache's length; the mask must hide the slots not yet written.
         """
         config = self.config
         cos, sin = rotary_tables(positions, config)

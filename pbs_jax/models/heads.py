@@ -1,4 +1,4 @@
-"""Classification heads on backbone tokens: the paper's feed-forward net and linear layer (section 9.2), one or several outputs."""
+"""Classification head on backbone tokens: the paper's feed-forward net and linear layer (section 9.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces that several models share: linear and norm layers, attention, dropout, and stacks of equal layers under `lax.scan`.
+"""Pieces that several models share: linear and norm layers, attention, dropout, and stacks of layers under `lax.scan`.
 
 Norms, softmax and its logits are computed in float32 whatever the activations' dtype; kernels are (in, out).
 """
@@ -21,15 +21,15 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """x[..., in] @ kernel[in, out] + bias[out], in the dtype of x."""
+    """x[..., in] @ kernel[in, out] + bias[out], in the dtype of x; `columns` computes a part of the outputs only."""
 
     def __init__(self, din: int, dout: int, *, rngs: nnx.Rngs, bias: bool = True, std: float = 0.02) -> None:
         self.kernel = nnx.Param(trunc_normal(std)(rngs.params(), (din, dout)))
         self.bias = nnx.Param(jnp.zeros((dout,))) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...].astype(x.dtype)
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+    def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
+        y = x @ self.kernel[:, columns].astype(x.dtype)
+        return y if self.bias is None else y + self.bias[columns].astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -126,7 +126,7 @@ def scan_layers(
 ) -> tuple[Any, Any]:
     """Run `body(layer, carry, x) -> (carry, y)` over a stack made by `stack`: one compiled layer whatever the depth.
 
-    `xs` may hold more per-layer inputs (leading layer axis, or None). `remat` recomputes each layer in the backward pass.
+    `xs` may hold more per-layer inputs (leading layer axis, or None). `remat` recomputes layers in the backward pass.
     """
     graph, state = nnx.split(layers)
 

@@ -28,7 +28,7 @@ class Projector(nnx.Module):
 def visual_tokens(
     qformer: QFormer, projector: Projector, features: jax.Array, key: jax.Array | None = None
 ) -> jax.Array:
-    """Backbone tokens [B, N, W] (before the last norm) -> image embeddings [B, Q, lm_dim]; `key` switches dropout on."""
+    """Backbone tokens [B, N, W] before the last norm -> image embeddings [B, Q, lm_dim]; `key` switches dropout on."""
     return projector(qformer.encode(features, key=key))
 
 

@@ -1,4 +1,4 @@
-"""Perceiver resampler (arXiv 2103.03206) as PBS-VL uses it: learned latents that read patch tokens or a slide's patches.
+"""Perceiver resampler (arXiv 2103.03206) as in PBS-VL: learned latents that read patch tokens or a slide's patches.
 
 Latents attend to the input only (no latent self-attention, latents are not among the keys), as in the official release.
 """
@@ -58,11 +58,10 @@ class Block(nnx.Module):
 
     def __call__(self, latents: jax.Array, inputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         source, target = self.input_norm(inputs), self.query_norm(latents)
-        kernels = jnp.split(self.in_proj.kernel[...].astype(latents.dtype), 3, axis=1)
-        biases = jnp.split(self.in_proj.bias[...].astype(latents.dtype), 3)
+        dim = latents.shape[-1]
         q, k, v = (
-            split_heads(x @ kernel + bias, self.heads)
-            for x, kernel, bias in zip((target, source, source), kernels, biases, strict=True)
+            split_heads(self.in_proj(x, slice(i * dim, (i + 1) * dim)), self.heads)
+            for i, x in enumerate((target, source, source))
         )
         latents = latents + self.out_proj(merge_heads(attention(q, k, v, mask)))
         return latents + self.down(gelu(self.up(self.ffn_norm(latents))))

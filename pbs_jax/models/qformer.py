@@ -1,7 +1,7 @@
-"""BLIP-2's Q-Former (arXiv 2301.12597): learned queries that read an image, and the same post-norm BERT reading its caption.
+"""BLIP-2's Q-Former (arXiv 2301.12597): learned queries read an image, the same post-norm BERT reads its caption.
 
-Shape for shape the network of the official release: self-attention shared by queries and text, one feed-forward net each,
-cross-attention into the image every `cross_attention_freq` layers for the queries alone. Losses are in `qformer_losses`.
+Shape for shape the network of the official release: self-attention shared by queries and text, one feed-forward net
+each, cross-attention into the image every `cross_attention_freq` layers for queries alone. Losses: `qformer_losses`.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ class Attention(nnx.Module):
         """[B, S, W] -> K, V [B, S, H, hd]."""
         return split_heads(self.key(source), self.heads), split_heads(self.value(source), self.heads)
 
-    def __call__(
-        self, x: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, keys: Keys
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, keys: Keys) -> jax.Array:
         """`keys` are the dropout keys of the probabilities and of the output."""
         q = split_heads(self.query(x), self.heads)
         context = merge_heads(attention(q, k, v, mask, rate=self.rate, key=keys[0]))
@@ -169,7 +167,7 @@ class QFormer(nnx.Module):
     def image_pass(
         self, visual: jax.Array, visual_mask: jax.Array | None = None, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """`encode`'s [B, Q, D] and every layer's self-attention K, V [layers, B, Q, H, hd], the prefix of `lm_logits`."""
+        """`encode`'s [B, Q, D] and the self-attention K, V [layers, B, Q, H, hd] that are the prefix of `lm_logits`."""
         mask = jnp.any(visual != 0, axis=-1) if visual_mask is None else visual_mask
         return _run(self, None, visual, mask, key=key)
 
@@ -187,7 +185,7 @@ class QFormer(nnx.Module):
     ) -> jax.Array:
         """Match logits [B, 2] (0 no, 1 yes), the mean over queries; queries and text see each other.
 
-        `index` int32[B] names the image of each text when images repeat: keys and values are then computed once an image.
+        `index` int32[B] names the image of each text when images repeat: their keys and values are computed once.
         Zero tokens stay visible here, unlike in `encode` (official behaviour), unless `visual_mask` says otherwise.
         """
         text = self._visible(ids)
@@ -195,9 +193,7 @@ class QFormer(nnx.Module):
         hidden, _ = _run(self, ids, visual, visual_mask, mask=mask, index=index, key=key)
         return self.itm_head(hidden[:, : self.config.queries]).mean(axis=1)
 
-    def lm_logits(
-        self, ids: jax.Array, kv: tuple[jax.Array, jax.Array], key: jax.Array | None = None
-    ) -> jax.Array:
+    def lm_logits(self, ids: jax.Array, kv: tuple[jax.Array, jax.Array], key: jax.Array | None = None) -> jax.Array:
         """Causal caption logits [B, T, V] for the token after each position; position 0 is read as [DEC]."""
         length = ids.shape[1]
         causal = jnp.tril(jnp.ones((length, length), bool))

@@ -1,8 +1,8 @@
 """The three losses of BLIP-2 stage 1: contrastive (ITC), matching with hard negatives (ITM), captioning (LM).
 
 Arithmetic of the official `Blip2Qformer.forward`, weights 1/1/1; batches are global, so all rows serve as negatives.
-`positives` bool[B, B] marks pairs (image i, caption j) that share an image or a caption: templated captions repeat, and a
-repeated caption is not a negative. None means the official diagonal.
+`positives` bool[B, B] marks pairs (image i, caption j) that share an image or a caption: templated captions repeat, and
+a repeated caption is not a negative. None means the official diagonal.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def phase1_losses(
 ) -> dict[str, jax.Array]:
     """Scalars itc, itm, lm and loss (their sum) of a batch of image-caption pairs.
 
-    visual [B, N, W], ids int32[B, T]. `key` draws the hard negatives, unless `negatives` = (image for each text, text for
-    each image), int32[B] both, gives them. Rows without any valid negative leave the ITM loss.
+    visual [B, N, W], ids int32[B, T]. `key` draws the hard negatives, unless `negatives` = (image for each text, text
+    for each image), int32[B] both, gives them. Rows without any valid negative leave the ITM loss.
     """
     config, batch = qformer.config, ids.shape[0]
     drop = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)

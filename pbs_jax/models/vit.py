@@ -6,21 +6,33 @@ Pre-norm blocks with LayerScale, MLP or SwiGLU; PBS-VL reads `x_prenorm`, the to
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pbs_jax.models.layers import LayerNorm, Linear, attention, gelu, scan_layers, split_heads, stack, trunc_normal
-from pbs_jax.models.layers import merge_heads
+from pbs_jax.models.layers import (
+    LayerNorm,
+    Linear,
+    attention,
+    gelu,
+    merge_heads,
+    scan_layers,
+    split_heads,
+    stack,
+    trunc_normal,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """Shape of the backbone. `position_grid` is the grid (rows, columns) of the stored position table; other image sizes
-    are served by interpolating it. `stem="conv"` replaces the patch projection by stride-2 convolutions (patch_size 16)."""
+    """Shape of the backbone.
+
+    `position_grid` is the grid (rows, columns) of the stored position table, by default the image's; other image sizes
+    are served by interpolation. `stem="conv"` replaces the patch projection by convolutions (patch_size 16).
+    """
 
     image_size: int
     patch_size: int
@@ -44,26 +56,27 @@ class ViTConfig:
         return self.position_grid or (side, side)
 
     @classmethod
-    def dinov2_s(cls, **changes: object) -> ViTConfig:
-        return cls(**{"image_size": 224, "patch_size": 14, "dim": 384, "depth": 12, "heads": 6, "mlp_dim": 1536, **changes})
+    def dinov2_s(cls, **changes: Any) -> ViTConfig:
+        sizes = {"image_size": 224, "patch_size": 14, "dim": 384, "depth": 12, "heads": 6, "mlp_dim": 1536}
+        return cls(**{**sizes, **changes})
 
     @classmethod
-    def dinov2_b(cls, **changes: object) -> ViTConfig:
+    def dinov2_b(cls, **changes: Any) -> ViTConfig:
         return cls.dinov2_s(**{"dim": 768, "heads": 12, "mlp_dim": 3072, **changes})
 
     @classmethod
-    def dinov2_l(cls, **changes: object) -> ViTConfig:
+    def dinov2_l(cls, **changes: Any) -> ViTConfig:
         return cls.dinov2_s(**{"dim": 1024, "depth": 24, "heads": 16, "mlp_dim": 4096, **changes})
 
     @classmethod
-    def dinov2_g(cls, **changes: object) -> ViTConfig:
+    def dinov2_g(cls, **changes: Any) -> ViTConfig:
         sizes = {"dim": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096, "ffn": "swiglu"}
         return cls.dinov2_s(**{**sizes, **changes})
 
     @classmethod
-    def nano(cls, **changes: object) -> ViTConfig:
-        sizes = {"image_size": 96, "patch_size": 16, "dim": 192, "depth": 4, "heads": 6, "mlp_dim": 512, "stem": "conv"}
-        return cls(**{**sizes, "layer_scale": 0.1, **changes})
+    def nano(cls, **changes: Any) -> ViTConfig:
+        sizes = {"image_size": 96, "patch_size": 16, "dim": 192, "depth": 3, "heads": 6, "mlp_dim": 512, "stem": "conv"}
+        return cls(**{**sizes, "layer_scale": 1.0, **changes})
 
 
 class Mlp(nnx.Module):
@@ -124,23 +137,57 @@ class PatchStem(nnx.Module):
 
 
 class Conv(nnx.Module):
-    """3x3 convolution with stride 2 and one pixel of zero padding: [B, H, W, C] -> [B, H/2, W/2, D].
+    """3x3 convolution with one pixel of zero padding: [B, H, W, C] -> [B, H/stride, W/stride, D].
 
     Nine shifted views and one matrix product: XLA's own convolution gradient is several times slower on a CPU.
     """
 
-    def __init__(self, cin: int, cout: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, cin: int, cout: int, stride: int, *, rngs: nnx.Rngs) -> None:
         self.proj = Linear(9 * cin, cout, rngs=rngs, std=(2 / (9 * cin)) ** 0.5)
+        self.stride = stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
         height, width = x.shape[1:3]
+        step = self.stride
         padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        views = [padded[:, i : i + height : 2, j : j + width : 2] for i in range(3) for j in range(3)]
+        views = [padded[:, i : i + height : step, j : j + width : step] for i in range(3) for j in range(3)]
         return self.proj(jnp.concatenate(views, axis=-1))
 
 
+class MapNorm(nnx.Module):
+    """Group normalisation with one group: over rows, columns and channels of [B, H, W, C], in float32.
+
+    A norm over channels alone would erase how dark a pixel is, which is half of what a stain says.
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((dim,)))
+        self.bias = nnx.Param(jnp.zeros((dim,)))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = x.astype(jnp.float32)
+        h = h - h.mean((1, 2, 3), keepdims=True)
+        h = h * jax.lax.rsqrt(jnp.square(h).mean((1, 2, 3), keepdims=True) + self.eps)
+        return (h * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class ConvStage(nnx.Module):
+    """x + conv(gelu(norm(x))) at one resolution, then a stride-2 convolution to the next: [B, H, W, C] -> [B, H/2, W/2, D]."""
+
+    def __init__(self, cin: int, cout: int, eps: float, *, rngs: nnx.Rngs) -> None:
+        self.norm1 = MapNorm(cin, eps)
+        self.conv1 = Conv(cin, cin, 1, rngs=rngs)
+        self.norm2 = MapNorm(cin, eps)
+        self.conv2 = Conv(cin, cout, 2, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.conv1(gelu(self.norm1(x)))
+        return self.conv2(gelu(self.norm2(x)))
+
+
 class ConvStem(nnx.Module):
-    """4x4 patches to D/4 channels, then two stride-2 convolutions to D: [B, H, W, 3] -> [B, H/16, W/16, D].
+    """4x4 patches to D/4 channels, then two convolution stages to D: [B, H, W, 3] -> [B, H/16, W/16, D].
 
     A transformer trained from scratch on a few thousand cells needs early convolutions (Xiao et al. 2021, arXiv 2106.14881).
     """
@@ -148,14 +195,11 @@ class ConvStem(nnx.Module):
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs) -> None:
         dim = config.dim
         self.patch = PatchStem(dataclasses.replace(config, patch_size=4, dim=dim // 4), rngs=rngs)
-        self.norm1 = LayerNorm(dim // 4, config.eps)
-        self.conv1 = Conv(dim // 4, dim // 2, rngs=rngs)
-        self.norm2 = LayerNorm(dim // 2, config.eps)
-        self.conv2 = Conv(dim // 2, dim, rngs=rngs)
+        self.stage1 = ConvStage(dim // 4, dim // 2, config.eps, rngs=rngs)
+        self.stage2 = ConvStage(dim // 2, dim, config.eps, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        x = gelu(self.norm1(self.patch(images)))
-        return self.conv2(gelu(self.norm2(self.conv1(x))))
+        return self.stage2(self.stage1(self.patch(images)))
 
 
 class ViT(nnx.Module):
@@ -173,11 +217,14 @@ class ViT(nnx.Module):
         self.norm = LayerNorm(config.dim, config.eps)
 
     def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
-        """images float32[B, H, W, 3], ImageNet-normalised, sides multiples of the patch -> tokens in the compute dtype:
-        x_prenorm [B, 1+N, D] (class token first, patches row-major), x_norm_clstoken [B, D], x_norm_patchtokens [B, N, D]."""
+        """Tokens of images float32[B, H, W, 3], ImageNet-normalised, sides multiples of the patch.
+
+        Returns, in the compute dtype: x_prenorm [B, 1+N, D] (class token first, patches row-major), x_norm_clstoken
+        [B, D], x_norm_patchtokens [B, N, D].
+        """
         config = self.config
         if any(side % config.patch_size for side in images.shape[1:3]):
-            raise ValueError(f"image sides {images.shape[1:3]} must be multiples of the patch size {config.patch_size}.")
+            raise ValueError(f"image sides {images.shape[1:3]} must be multiples of patch_size={config.patch_size}.")
         grid = self.stem(images.astype(config.dtype))
         batch, rows, columns, dim = grid.shape
         table = position_table(self.positions[...], config, (rows, columns))

@@ -7,7 +7,7 @@ partition rules of `pbs_jax.sharding.rules`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,21 +20,21 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """Mesh over all devices; one of the three sizes may be -1 (what is left). Raises DataError when they do not fit."""
-    devices = jax.device_count()
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh over all devices (or the given ones); one of the three sizes may be -1 (what is left). Raises DataError when they do not fit."""
+    devices = list(devices or jax.devices())
     sizes = [data, fsdp, tensor]
     if sizes.count(-1) > 1:
         raise DataError(f"mesh {dict(zip(AXES, sizes, strict=True))}: only one axis may be -1")
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
-        sizes[sizes.index(-1)] = max(devices // known, 1)
-    if math.prod(sizes) != devices:
+        sizes[sizes.index(-1)] = max(len(devices) // known, 1)
+    if math.prod(sizes) != len(devices):
         raise DataError(
-            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices but {devices} are visible: "
+            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices but {len(devices)} are visible: "
             "set config.mesh so that the product matches"
         )
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -1,7 +1,7 @@
 """Partition rules: which mesh axes each parameter's dimensions are split over, one ordered table a model.
 
 Mesh axes are ("data", "fsdp", "tensor"); parameters are never split over "data". Megatron's pattern: kernels that widen
-are column-parallel over "tensor", kernels that narrow are row-parallel, "fsdp" takes the other dimension. Stacked layers
+are column-parallel over "tensor", kernels that narrow row-parallel, "fsdp" takes the other dimension. Stacked layers
 have a leading layer axis (L), never split. A parameter must match exactly one rule: there is no catch-all.
 """
 
@@ -20,8 +20,8 @@ from data_prep.schema import DataError
 Rules = tuple[tuple[str, P], ...]
 
 VIT_RULES: Rules = (
-    (r"stem/((patch|conv\d)/)?proj/kernel", P(None, "fsdp")),  # (3*p*p, D) or (9*C, D)
-    (r"stem/((patch|conv\d)/)?proj/bias|stem/norm\d/(bias|scale)", P()),
+    (r"stem/(patch/|stage\d/conv\d/)?proj/kernel", P(None, "fsdp")),  # (3*p*p, D) or (9*C, D)
+    (r"stem/(patch/|stage\d/conv\d/)?proj/bias|stem/stage\d/norm\d/(bias|scale)", P()),
     (r"cls_token|positions", P()),
     (r"blocks/(qkv|ffn/fc1|ffn/w12)/kernel", P(None, "fsdp", "tensor")),  # (L, D, F)
     (r"blocks/(qkv|ffn/fc1|ffn/w12)/bias", P(None, "tensor")),  # (L, F)
@@ -95,7 +95,7 @@ def _match(name: str, shape: tuple[int, ...], rules: Rules) -> P:
         near = difflib.get_close_matches(name, [pattern for pattern, _ in rules], n=2, cutoff=0.0)
         raise DataError(f"parameter {name} {shape} matches no partition rule; nearest are {near}, add or widen one.")
     if len(hits) > 1:
-        raise DataError(f"parameter {name} {shape} matches {len(hits)} partition rules {[p for p, _ in hits]}; keep one.")
+        raise DataError(f"parameter {name} {shape} matches rules {[p for p, _ in hits]}; keep one.")
     pattern, spec = hits[0]
     if len(spec) > len(shape):
         raise DataError(f"parameter {name} {shape} has fewer dimensions than rule {pattern!r} with {spec}.")

@@ -36,15 +36,15 @@ PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
 FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "preload")
 
 
-def train(config: Any, workdir: Path) -> int:
-    """Runs or continues one phase. Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save."""
+def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:
+    """Runs or continues one phase on `mesh` (default: config.mesh over all devices). Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save."""
     workdir.mkdir(parents=True, exist_ok=True)
     if (workdir / handover.FILE).exists():
         check_config(config, workdir)
         print(f"{workdir}: phase {config.phase} is finished; nothing to do")
         return 0
     check_config(config, workdir)
-    mesh = make_mesh(**config.mesh)
+    mesh = mesh or make_mesh(**config.mesh)
     with jax.set_mesh(mesh):
         phase = build_phase(config)
         return _run(phase, config, workdir, mesh)

@@ -21,9 +21,13 @@ from pbs_jax.weights.tables import Row, Table
 Array = np.ndarray
 
 
-def _patch_to_torch(kernel: Array) -> Array:
-    side = math.isqrt(kernel.shape[0] // 3)
-    return kernel.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
+def _flatten_conv(kernel: Array) -> Array:
+    """OIHW -> (H*W*I, O), the matrix that the patches' pixels are multiplied with."""
+    return kernel.transpose(2, 3, 1, 0).reshape(-1, kernel.shape[0])
+
+
+def _unflatten_conv(matrix: Array, side: int) -> Array:
+    return matrix.reshape(side, side, -1, matrix.shape[1]).transpose(3, 2, 0, 1)
 
 
 # name -> (torch to flax, flax to torch), on one layer's array
@@ -33,8 +37,8 @@ TRANSFORMS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]
     "row": (lambda a: a[0], lambda a: a[None]),
     "two_rows": (lambda a: a[0, 0], lambda a: a[None, None]),
     "zero_row": (lambda a: a[0], lambda a: np.zeros_like(a)[None]),
-    "conv": (lambda a: a.transpose(2, 3, 1, 0), lambda a: a.transpose(3, 2, 0, 1)),  # OIHW <-> HWIO
-    "patch": (lambda a: a.transpose(2, 3, 1, 0).reshape(-1, a.shape[0]), _patch_to_torch),  # OIHW <-> (H*W*I, O)
+    "patch": (_flatten_conv, lambda a: _unflatten_conv(a, math.isqrt(a.shape[0] // 3))),  # any kernel, 3 input channels
+    "conv3": (_flatten_conv, lambda a: _unflatten_conv(a, 3)),  # 3x3 kernel, any channels
 }
 
 
@@ -61,8 +65,8 @@ def to_flax(torch_tensors: Mapping[str, Array], table: Table, module_state: Any)
         value = np.stack(layers) if "{}" in row.torch else layers[0]
         if value.shape != tuple(targets[row.flax].shape):
             raise DataError(
-                f"tensor {names[0]} {torch_tensors[names[0]].shape} gives {row.flax} the shape {value.shape}, but the model "
-                f"has {tuple(targets[row.flax].shape)}; check the size and configuration."
+                f"tensor {names[0]} {torch_tensors[names[0]].shape} gives {row.flax} the shape {value.shape}, but the "
+                f"model has {tuple(targets[row.flax].shape)}; check the size and configuration."
             )
         filled[row.flax] = np.asarray(value, dtype=targets[row.flax].dtype, order="C")
     unused = {name for name in unused if not any(re.fullmatch(pattern, name) for pattern in table.ignored)}
@@ -70,13 +74,14 @@ def to_flax(torch_tensors: Mapping[str, Array], table: Table, module_state: Any)
         name = min(unused)
         known = [name for row in table.rows for name in _torch_names(row, targets[row.flax])]
         raise DataError(
-            f"{len(unused)} tensors have no place in the model, first {name} {torch_tensors[name].shape}{_nearest(name, known)}."
+            f"{len(unused)} tensors have no place in the model, first {name} {torch_tensors[name].shape}"
+            f"{_nearest(name, known)}."
         )
     return unflatten_dict(filled, sep="/")
 
 
 def to_torch(flax_state: Any, table: Table) -> dict[str, Array]:
-    """torch name -> contiguous array, layers unstacked, in the dtype held. Raises DataError for a parameter without row."""
+    """torch name -> contiguous array, layers unstacked, dtype kept. Raises DataError for a parameter without row."""
     sources, tensors = _flat(flax_state), {}
     _check_rows(table, sources)
     for row in table.rows:
@@ -92,7 +97,8 @@ def _check_rows(table: Table, leaves: Mapping[str, Any]) -> None:
     for name in leaves:
         if rows.count(name) != 1:
             raise DataError(
-                f"parameter {name} {tuple(leaves[name].shape)} has {rows.count(name)} rows in the table{_nearest(name, rows)}."
+                f"parameter {name} {tuple(leaves[name].shape)} has {rows.count(name)} rows in the table"
+                f"{_nearest(name, rows)}."
             )
     for name in rows:
         if name not in leaves:

@@ -7,6 +7,7 @@ DINOv2) and of Hugging Face's decoders; `convert` applies a table in both direct
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from pbs_jax.models.decoder import DecoderConfig
 from pbs_jax.models.qformer import QFormerConfig
@@ -15,7 +16,7 @@ from pbs_jax.models.vit import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """torch name <-> flax path. `how` names a transform of `convert.TRANSFORMS`; stacked layer k is torch layer k * every.
+    """torch name <-> flax path. `how` names a transform of `convert.TRANSFORMS`; stacked layer k is torch's k * every.
 
     An `export_only` row writes a tensor that official loaders want but no pass reads; importing accepts and drops it.
     """
@@ -36,7 +37,7 @@ class Table:
 
 
 def vit_table(config: ViTConfig, prefix: str = "") -> Table:
-    """DINOv2's names (`blocks.0.attn.qkv.weight`); the conv stem's are `stem.conv1.weight` and so on."""
+    """DINOv2's names (`blocks.0.attn.qkv.weight`); the conv stem's are `stem.stage1.conv1.weight` and so on."""
     block, torch = "blocks", f"{prefix}blocks.{{}}."
     ffn = ("fc1", "fc2") if config.ffn == "mlp" else ("w12", "w3")
     stem: list[Row] = []
@@ -47,11 +48,11 @@ def vit_table(config: ViTConfig, prefix: str = "") -> Table:
             Row(f"{prefix}mask_token", "cls_token", "zero_row", export_only=True),
         ]
     else:
-        for i in range(1, 5):
-            stem.append(Row(f"{prefix}stem.conv{i}.weight", f"stem/conv{i}/kernel", "conv"))
-            stem.append(Row(f"{prefix}stem.conv{i}.bias", f"stem/conv{i}/bias"))
-        for i in range(1, 4):
-            stem += norm(f"{prefix}stem.norm{i}", f"stem/norm{i}")
+        stem = conv(f"{prefix}stem.patch", "stem/patch", "patch")
+        for stage in ("stage1", "stage2"):
+            for i in (1, 2):
+                stem += norm(f"{prefix}stem.{stage}.norm{i}", f"stem/{stage}/norm{i}")
+                stem += conv(f"{prefix}stem.{stage}.conv{i}", f"stem/{stage}/conv{i}", "conv3")
     rows = [
         *stem,
         Row(f"{prefix}cls_token", "cls_token", "two_rows"),
@@ -74,8 +75,12 @@ def qformer_table(config: QFormerConfig, prefix: str = "qformer.") -> Table:
     layer = f"{bert}encoder.layer.{{}}."
 
     def attention(torch: str, flax: str, every: int) -> list[Row]:
-        parts = [row for name in ("query", "key", "value") for row in linear(f"{torch}.self.{name}", f"{flax}/{name}", every)]
-        return [*parts, *linear(f"{torch}.output.dense", f"{flax}/out", every), *norm(f"{torch}.output.LayerNorm", f"{flax}/norm", every)]
+        parts = ("query", "key", "value")
+        return [
+            *(row for name in parts for row in linear(f"{torch}.self.{name}", f"{flax}/{name}", every)),
+            *linear(f"{torch}.output.dense", f"{flax}/out", every),
+            *norm(f"{torch}.output.LayerNorm", f"{flax}/norm", every),
+        ]
 
     def feed(suffix: str, flax: str) -> list[Row]:
         return [
@@ -123,13 +128,16 @@ def decoder_table(config: DecoderConfig, prefix: str = "model.", head: str = "lm
     ]
     if config.qkv_bias:
         rows += [Row(f"{torch}self_attn.{name}_proj.bias", f"layers/{name}/bias") for name in "qkv"]
-    if not config.tied:
+    ignored = [r".*rotary_emb\.inv_freq"]
+    if config.tied:
+        ignored.append(re.escape(head))
+    else:
         rows.append(Row(head, "lm_head/kernel", "linear"))
-    return Table(tuple(rows), ignored=(r".*rotary_emb\.inv_freq", *((head.replace(".", r"\."),) if config.tied else ())))
+    return Table(tuple(rows), tuple(ignored))
 
 
 def perceiver_table(prefix: str = "") -> Table:
-    """`PerceiverResampler`'s names; phase 2 uses `patch_encoder.resampler.`, phase 4 `model.visual.encoder.resampler.`."""
+    """`PerceiverResampler`'s names, under `patch_encoder.resampler.` (phase 2) or `model.visual.encoder.resampler.`."""
     torch = f"{prefix}blocks.{{}}."
     rows = [
         Row(f"{prefix}latents", "latents", "row"),
@@ -153,7 +161,14 @@ def projector_table(prefix: str = "model.visual.projector") -> Table:
 
 
 def linear(torch: str, flax: str, every: int = 1) -> list[Row]:
-    return [Row(f"{torch}.weight", f"{flax}/kernel", "linear", every), Row(f"{torch}.bias", f"{flax}/bias", every=every)]
+    return [
+        Row(f"{torch}.weight", f"{flax}/kernel", "linear", every),
+        Row(f"{torch}.bias", f"{flax}/bias", every=every),
+    ]
+
+
+def conv(torch: str, flax: str, how: str) -> list[Row]:
+    return [Row(f"{torch}.weight", f"{flax}/proj/kernel", how), Row(f"{torch}.bias", f"{flax}/proj/bias")]
 
 
 def norm(torch: str, flax: str, every: int = 1) -> list[Row]:

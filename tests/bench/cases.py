@@ -1,7 +1,8 @@
 """The 50 scoring cases of reference/benchmark.md C: (number, type, prediction, gold, robust, official, debatable).
 
-For true/false and multiple choice `robust` and `official` are scores 0/1 and robust None means invalid (scored 0); for fill_blank they
-are (EMatch, PMatch), for open (BLEU-1, ROUGE-L). `debatable` marks robust expectations on which careful people differ.
+For true/false and multiple choice `robust` and `official` are scores 0/1, robust None means invalid (scored 0); for
+fill_blank they are (EMatch, PMatch), for open (BLEU-1, ROUGE-L). DEBATABLE names robust expectations on which careful
+people differ.
 """
 
 O = ("Round", "Bilobed", "Kidney-shaped", "Multi-lobed")  # noqa: E741

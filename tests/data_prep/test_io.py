@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from data_prep import files, io
-from data_prep.records import FLOAT, INT, JPEG, TEXT, TEXTS, array, serializer
+from data_prep.records import FLOAT, INT, JPEG, TEXT, TEXTS, array, serializer, tfds_features
 from data_prep.schema import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +119,21 @@ def test_serialiser_is_stable_between_processes():
     ]
     assert len(runs[0].stdout) == 65
     assert runs[0].stdout == runs[1].stdout
+
+
+def test_bytes_are_those_of_tfds():
+    from tensorflow_datasets.core import example_serializer
+
+    described = tfds_features(FEATURES)
+    encoder = example_serializer.ExampleSerializer(described.get_serialized_info())
+    for k in range(12):  # among them empty lists and empty arrays
+        given = record(k)
+        tfds_record = given | {
+            "image": std_io.BytesIO(given["image"]),
+            "vision": given["vision"].view(np.uint16),
+        }
+        want = encoder.get_tf_example(described.encode_example(tfds_record)).SerializeToString(deterministic=True)
+        assert serializer(FEATURES)(given) == want
 
 
 def test_tfds_opens_it(dataset: Path):

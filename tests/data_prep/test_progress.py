@@ -28,6 +28,18 @@ def test_slow_work_tells_share_and_time_left(monkeypatch: pytest.MonkeyPatch) ->
     assert len(lines) == 4, "one line per 6 s here, and the last"
 
 
+def test_a_slow_first_item_does_not_spoil_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 60.0, 62.0, 64.0, 66.0, 68.0, 70.0, 72.0])  # the first item compiles for a minute
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    items = progress(range(100), desc="steps", stream=stream)
+    for _ in range(6):
+        next(items)
+    first, second = stream.getvalue().splitlines()
+    assert first == "steps: 1/100 (1%), 60.0 s each"
+    assert second == "steps: 4/100 (4%), 2.0 s each, 3m12s left"
+
+
 def test_unknown_total(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))

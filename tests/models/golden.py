@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
@@ -33,6 +34,22 @@ def cases(shared: Path) -> dict[str, Any]:
 def abstract(make: Callable[[], nnx.Module]) -> tuple[nnx.GraphDef, Any]:
     """A module's definition and parameter shapes, without computing an initialisation."""
     return nnx.split(nnx.eval_shape(make))
+
+
+def fresh(make: Callable[[], nnx.Module]) -> nnx.Module:
+    """A newly initialised module; as one program, which takes a quarter of the time that `make()` does."""
+    graph, _ = abstract(make)
+    return nnx.merge(graph, run(lambda: nnx.state(make())))
+
+
+def compiled(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """The function as one program for arguments like these, hardly optimised: tests spend their time on compiling."""
+    return jax.jit(function).lower(*args).compile({"xla_backend_optimization_level": 0})
+
+
+def run(function: Callable[..., Any], *args: Any) -> Any:
+    """The function's value on these arguments, computed by `compiled`."""
+    return compiled(function, *args)(*args)
 
 
 def close(actual: Any, expected: np.ndarray, tolerance: float = 2e-5) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 from pbs_jax.models.perceiver import PerceiverConfig, PerceiverResampler, encode_slide
 from pbs_jax.weights.convert import to_flax
 from pbs_jax.weights.tables import perceiver_table
-from tests.models.golden import Golden, abstract, close, grads_close, torch_grads
+from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads
 
 
 def build(golden: Golden, config: PerceiverConfig, prefix: str = "") -> tuple[nnx.GraphDef, Any, Any]:
@@ -26,8 +26,7 @@ def test_resampler(shared: Path) -> None:
     golden = Golden(shared, "perceiver_cell")
     graph, params, table = build(golden, PerceiverConfig(input_dim=40, dim=48, latents=8, heads=4))
 
-    @jax.jit
-    def run(params: Any, x: jax.Array, x4d: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def outputs(params: Any, x: jax.Array, x4d: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         model = nnx.merge(graph, params)
         mask, mask4d = golden.inp["mask"], golden.inp["mask4d"]
         outputs = {
@@ -38,7 +37,9 @@ def test_resampler(shared: Path) -> None:
         }
         return jnp.stack([jnp.sum(outputs[name] * golden.inp["R"]) for name in ("masked", "x4d_masked")]), outputs
 
-    grads, outputs = jax.jit(jax.jacrev(run, argnums=(0, 1, 2), has_aux=True))(params, golden.inp["x"], golden.inp["x4d"])
+    grads, outputs = run(
+        jax.jacrev(outputs, argnums=(0, 1, 2), has_aux=True), params, golden.inp["x"], golden.inp["x4d"]
+    )
     for name, value in outputs.items():
         close(value, golden.out[name])
     weights, x, x4d = jax.tree.map(np.asarray, grads)
@@ -64,10 +65,10 @@ def test_slide_encoder(shared: Path) -> None:
         out = encode_slide(nnx.merge(graph, params), x)
         return jnp.sum(out * golden.inp["R"]), out
 
-    compute = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-    (weights, x4d), out = compute(params, golden.inp["x4d"])
+    compute = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    (weights, x4d), out = run(compute, params, golden.inp["x4d"])
     close(out, golden.out["x4d"])
-    (_, x3d), out = compute(params, golden.inp["x3d"])
+    (_, x3d), out = run(compute, params, golden.inp["x3d"])
     close(out, golden.out["x3d"])
     grads_close(torch_grads(weights, table) | {"input_x4d": np.asarray(x4d), "input_x3d": np.asarray(x3d)}, golden.grad)
     assert not np.asarray(x3d)[1, 7:].any()

@@ -15,7 +15,7 @@ from pbs_jax.models.qformer import QFormer, QFormerConfig
 from pbs_jax.models.qformer_losses import itc_similarity, phase1_losses
 from pbs_jax.weights.convert import to_flax, to_torch
 from pbs_jax.weights.tables import qformer_table
-from tests.models.golden import Golden, abstract, close, grads_close, torch_grads
+from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads
 
 CONFIG = QFormerConfig(
     dim=48, layers=4, heads=4, ffn_dim=96, vocab=101, max_positions=40, encoder_width=40, queries=8, projection=20,
@@ -40,8 +40,9 @@ def params(golden: Golden) -> dict[str, Any]:
 def passes(golden: Golden, params: dict[str, Any]) -> dict[str, Any]:
     """All passes on the golden batch, as one program."""
 
-    @jax.jit
-    def run(params: Any, images: jax.Array, ids: jax.Array, image_for_text: jax.Array, text_for_image: jax.Array) -> Any:
+    def outputs(
+        params: Any, images: jax.Array, ids: jax.Array, image_for_text: jax.Array, text_for_image: jax.Array
+    ) -> Any:
         model, own = nnx.merge(GRAPH, params), jnp.arange(4)
         hidden, kv = model.image_pass(images)
         text = model.text_pass(ids)
@@ -59,7 +60,7 @@ def passes(golden: Golden, params: dict[str, Any]) -> dict[str, Any]:
             "lm": model.lm_logits(ids, kv),
         }
 
-    return run(params, *batch(golden), *negatives(golden))
+    return run(outputs, params, *batch(golden), *negatives(golden))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def gradients(golden: Golden, params: dict[str, Any]) -> tuple[jax.Array, tuple[
         values = jnp.stack([values[name] for name in LOSSES])
         return values, values
 
-    grads, values = jax.jit(jax.jacrev(losses, argnums=(0, 1), has_aux=True))(params, batch(golden)[0])
+    grads, values = run(jax.jacrev(losses, argnums=(0, 1), has_aux=True), params, batch(golden)[0])
     return values, grads
 
 
@@ -130,7 +131,7 @@ def test_gradients(golden: Golden, gradients: Any) -> None:
 
 
 def test_exports_every_official_tensor(golden: Golden, params: dict[str, Any]) -> None:
-    """The names and shapes of the official checkpoint, buffers aside; values bit-equal but for BERT's unread second bias."""
+    """The names and shapes of the official checkpoint, buffers aside; bit-equal but for BERT's unread second bias."""
     exported = to_torch(params, TABLE)
     assert {name: value.shape for name, value in exported.items()} == {
         name: value.shape for name, value in golden.w.items() if not name.endswith("position_ids")

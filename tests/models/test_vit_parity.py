@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,7 +12,7 @@ from flax import nnx
 from pbs_jax.models.vit import ViT, ViTConfig, position_table
 from pbs_jax.weights.convert import to_flax, to_torch
 from pbs_jax.weights.tables import vit_table
-from tests.models.golden import Golden, abstract, close
+from tests.models.golden import Golden, abstract, close, run
 
 MLP = ViTConfig(image_size=112, patch_size=14, dim=48, depth=3, heads=3, mlp_dim=192)
 SWIGLU = dataclasses.replace(MLP, ffn="swiglu", mlp_dim=128)
@@ -36,11 +35,13 @@ def test_outputs(shared: Path, file: str, config: ViTConfig, variant: str, image
     config = dataclasses.replace(config, interpolate_offset=float(offset), antialias=antialias == "aa")
     graph, state = abstract(lambda: ViT(config, rngs=nnx.Rngs(0)))
     params = to_flax(golden.w, vit_table(config), state)
-    outputs = jax.jit(lambda params, images: nnx.merge(graph, params)(images))(params, images)
+    outputs = run(lambda params, images: nnx.merge(graph, params)(images), params, images)
     for name, value in outputs.items():
         close(value, golden.out[f"{variant}.{image}.{name}"])
     if image == "img140x98":
-        close(position_table(params["positions"], config, (10, 7)), golden.out[f"{variant}.{image}.pos_embed_interp"][0])
+        close(
+            position_table(params["positions"], config, (10, 7)), golden.out[f"{variant}.{image}.pos_embed_interp"][0]
+        )
 
 
 def test_exports_every_official_tensor(shared: Path) -> None:

@@ -1,0 +1,70 @@
+"""Greedy decoding equals the official code's tokens, and does not depend on batch, order, padding or the cache."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pbs_jax.decode.generate import generate
+from pbs_jax.models.decoder import Decoder, DecoderConfig
+from pbs_jax.models.pbs_vl import rope_positions
+
+PAD, SLOT, STOP = 0, 1, 2
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return Decoder(DecoderConfig.nano(vocab=64), rngs=nnx.Rngs(3))
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    slot = [SLOT] * 8
+    return [[3, *slot, *rng.integers(4, 64, n).tolist()] for n in (5, 9, 17, 30, 41, 60)]
+
+
+def answers(model, rows, visual, **options):
+    graph, params = nnx.split(model)
+    settings = {"pad_id": PAD, "slot_id": SLOT, "stop_ids": (STOP,), "max_new": 12} | options
+    return generate(graph, params, rows, visual, **settings)[0]
+
+
+def test_a_prompt_answers_alike_alone_in_a_batch_and_permuted(model):
+    rows = prompts()
+    visual = jax.random.normal(jax.random.key(0), (6, 8, 192))
+    together = answers(model, rows, visual)
+    alone = [answers(model, [row], visual[k : k + 1])[0] for k, row in enumerate(rows)]
+    order = [3, 0, 5, 1, 4, 2]
+    permuted = answers(model, [rows[k] for k in order], visual[jnp.asarray(order)])
+    assert together == alone
+    assert permuted == [together[k] for k in order]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_the_cache_gives_what_full_passes_give(model, penalty):
+    row, visual = prompts()[2], jax.random.normal(jax.random.key(1), (1, 8, 192))
+    expected: list[int] = []
+    while len(expected) < 12:
+        tokens = np.asarray([row + expected], np.int32)
+        embeds = model.embed(tokens)
+        embeds = embeds.at[0, 1:9].set(visual[0])
+        mask = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
+        hidden, _ = model(embeds, rope_positions(tokens, None, SLOT), mask)
+        logits = np.array(model.logits(hidden[0, -1]))
+        for seen in set(tokens[0].tolist()):
+            logits[seen] = logits[seen] / penalty if logits[seen] > 0 else logits[seen] * penalty
+        expected.append(int(logits.argmax()))
+        if expected[-1] == STOP:
+            expected.pop()
+            break
+    assert answers(model, [row], visual, penalty=penalty)[0] == expected
+
+
+def test_any_of_several_stop_ids_ends_a_row(model):
+    row, visual = prompts()[1], jax.random.normal(jax.random.key(2), (1, 8, 192))
+    free = answers(model, [row], visual)[0]
+    second = free[3]
+    assert answers(model, [row], visual, stop_ids=(STOP, second))[0] == free[: free.index(second)]
