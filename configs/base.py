@@ -48,6 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "data_seed": 42,  # order of examples; apart from `seed`, so that seeds can be compared on one order
             "data": {
                 "root": "",  # what `pbs data run --out` wrote: cells, cell_qa_tokens, tokenizer, cell_features
+                "features": "",  # the folder that `pbs data features --out` wrote; empty = under `root`
                 "threads": 4,  # reading threads
                 "prefetch": 64,  # examples read ahead
             },

@@ -21,11 +21,17 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--out", required=True, type=Path, help="folder for the datasets")
     run.add_argument("--workers", type=int, default=1, help="processes (default 1); the result does not depend on it")
     run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--bin-length", type=int, default=512, help="tokens of a packed row (default 512)")
+    run.add_argument("--bin-length", type=int, default=320, help="tokens of a packed row (default 320)")
     run.add_argument("--limit", type=int, help="only so many cells, chosen by hash")
     run.add_argument("--n-per-class", type=int, default=200, help="synthetic cells of each class (default 200)")
     run.add_argument("--tokenizer", type=Path, help="folder of a tokenizer.json to use instead of training one")
     run.set_defaults(run=_run)
+
+    features = commands.add_parser("features", help="backbone tokens of every cell, computed once (needs jax)")
+    features.add_argument("--root", type=Path, required=True, help="folder of the cells dataset")
+    features.add_argument("--backbone", type=Path, required=True, help="workdir of a finished phase 0a")
+    features.add_argument("--out", type=Path, help="folder for cell_features (default: --root)")
+    features.set_defaults(run=_features)
 
     verify = commands.add_parser("verify", help="recount and rehash datasets, and look for leaks between splits")
     verify.add_argument("directory", type=Path, help="the --out of a run, or one dataset")
@@ -53,6 +59,14 @@ def _run(args: argparse.Namespace) -> int:
     if outcome.rejected:
         print(f"finished with {sum(outcome.rejected.values())} rejects: {args.out / 'rejects.jsonl'}")
         return REJECTS
+    return OK
+
+
+def _features(args: argparse.Namespace) -> int:
+    from pbs_jax.data.features import write_features
+
+    content_id = write_features(args.root, args.backbone, args.out or args.root)
+    print(f"cell_features: {content_id[:16]}")
     return OK
 
 

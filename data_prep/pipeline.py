@@ -41,7 +41,7 @@ class CellJob:
     root: Path | None = None
     workers: int = 1
     seed: int = 0
-    bin_length: int = 512
+    bin_length: int = 320
     limit: int | None = None
     n_per_class: int = 200
     tokenizer: Path | None = None

@@ -23,6 +23,7 @@ from data_prep.schema import ARTIFACT, OTHERS, QA, Cell, check_qa, question_id, 
 class Rates:
     """Questions asked for per cell (balance comes first: scarce values give fewer)."""
 
+    fill_blank: int  # attributes asked beside the type
     true_false: float
     subtype_choice: float
     attribute_choice: float
@@ -30,8 +31,8 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QAConfig:
-    train: Rates = Rates(true_false=4.0, subtype_choice=2.0, attribute_choice=2.5)
-    held_out: Rates = Rates(true_false=3.0, subtype_choice=1.0, attribute_choice=1.5)
+    train: Rates = Rates(fill_blank=6, true_false=4.0, subtype_choice=2.0, attribute_choice=2.5)
+    held_out: Rates = Rates(fill_blank=11, true_false=3.0, subtype_choice=1.0, attribute_choice=1.5)
     choices: int = 4  # options of a multiple-choice question, fewer only where fewer values occur
     type_weight: float = 2.0  # how many times as often a statement about the type is asked as one about an attribute
 
@@ -71,7 +72,7 @@ def cell_questions(cells: Sequence[Cell], *, seed: int = 0, config: QAConfig = Q
     for (_, split), group in groups.items():
         rates = config.train if split == "train" else config.held_out
         questions += itertools.chain(
-            _fill_blank(group, seed),
+            _fill_blank(group, rates.fill_blank, seed),
             _describe(group),
             _true_false(group, rates.true_false, config.type_weight, seed),
             _subtype_choice(group, rates.subtype_choice, config.choices, seed),
@@ -110,10 +111,12 @@ def _record(
     )
 
 
-def _fill_blank(cells: Sequence[Cell], seed: int) -> Iterator[QA]:
-    for cell, fact in itertools.product(cells, FACTS):
-        value = qa_bank.recorded(cell, fact)
-        if value is not None:
+def _fill_blank(cells: Sequence[Cell], attributes: int, seed: int) -> Iterator[QA]:
+    """The type, and so many of a cell's attributes, chosen by hash."""
+    for cell in cells:
+        ranked = sorted(FACTS, key=lambda fact: (fact != LABEL, stable_hash("asked", seed, cell.cell_id, fact)))
+        recorded = [(fact, value) for fact in ranked if (value := qa_bank.recorded(cell, fact)) is not None]
+        for fact, value in recorded[: 1 + attributes]:
             blanks = WORDINGS[fact].blanks
             question = blanks[stable_hash("blank", seed, cell.cell_id, fact) % len(blanks)]
             yield _record(cell, "fill_blank", WORDINGS[fact].task, question, qa_bank.answer(fact, value), {fact: value})

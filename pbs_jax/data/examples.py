@@ -70,10 +70,10 @@ class CellImages(Sequence[Example]):
 class FeatureTable:
     """Cached backbone tokens by cell id: bfloat16[1+N, D]."""
 
-    def __init__(self, root: Path, splits: Sequence[str], dataset: str = "cell_features") -> None:
-        self._sources = [open_dataset(root / dataset, split) for split in splits]
+    def __init__(self, folder: Path, splits: Sequence[str], dataset: str = "cell_features") -> None:
+        self._sources = [open_dataset(folder / dataset, split) for split in splits]
         self._where = {id: (s, i) for s, source in enumerate(self._sources) for i, id in enumerate(source.ids)}
-        self._name = f"{root}/{dataset}"
+        self._name = f"{folder}/{dataset}"
         self.content_id = self._sources[0].content_id
         self.backbone_sha256: str = self._sources[0].manifest["config"]["backbone_sha256"]
 
@@ -88,11 +88,11 @@ class FeatureTable:
 class CellCaptions(Sequence[Example]):
     """Phase 1. features bfloat16[1+N, D], text int32[T] ([CLS] caption [SEP] padding)."""
 
-    def __init__(self, root: Path, split: str, tokenizer: Any, length: int) -> None:
+    def __init__(self, root: Path, split: str, features: FeatureTable, tokenizer: Any, length: int) -> None:
         from data_prep.tokens import qformer_text
 
         cells = open_dataset(root / "cells", split)
-        self._features = FeatureTable(root, (split,))
+        self._features = features
         captioned = [record for record in cells if record["caption"]]
         self._ids = [record["cell_id"] for record in captioned]
         self._texts = [np.asarray(qformer_text(tokenizer, record["caption"], length), np.int32) for record in captioned]

@@ -24,8 +24,8 @@ from pbs_jax.train import handover
 from pbs_jax.train.state import tree_sha256
 
 
-def write_features(root: Path, backbone: Path, batch_size: int = 64) -> str:
-    """Features of all cells of `root`/cells by the backbone of a finished phase 0a; returns the content id.
+def write_features(root: Path, backbone: Path, out: Path, batch_size: int = 64) -> str:
+    """out/cell_features: features of all cells of root/cells by the backbone of a finished phase 0a; returns the content id.
 
     Tokens before the last norm (official_code 3.1), bfloat16[1+N, D]. A finished dataset of the same inputs is kept.
     """
@@ -36,10 +36,10 @@ def write_features(root: Path, backbone: Path, batch_size: int = 64) -> str:
     cells = read_manifest(root / "cells")
     config = {"backbone_sha256": tree_sha256(params), "image_size": vit_config.image_size}
     inputs = {"cells": cells["content_id"]}
-    if (root / "cell_features").exists():
-        done = read_manifest(root / "cell_features")
+    if (out / "cell_features").exists():
+        done = read_manifest(out / "cell_features")
         if done["config"] == config and done["inputs"] == inputs:
-            print(f"{root}/cell_features is up to date ({done['content_id'][:12]})")
+            print(f"{out}/cell_features is up to date ({done['content_id'][:12]})")
             return done["content_id"]
     tokens = 1 + (vit_config.image_size // vit_config.patch_size) ** 2
 
@@ -59,7 +59,7 @@ def write_features(root: Path, backbone: Path, batch_size: int = 64) -> str:
                     yield {"cell_id": row["cell_id"], "split": split, "tokens": feature}
 
     return write_dataset(
-        root,
+        out,
         "cell_features",
         {"cell_id": TEXT, "split": TEXT, "tokens": array("bfloat16", tokens, vit_config.dim)},
         records(),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 trunc_normal = jax.nn.initializers.truncated_normal
+UNROLL = 4  # stacks up to this depth are compiled layer by layer
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -134,4 +135,6 @@ def scan_layers(
         layer_state, x = inputs
         return body(nnx.merge(graph, layer_state), carry, x)
 
-    return jax.lax.scan(jax.checkpoint(step) if remat else step, carry, (state, xs))
+    # A short stack is unrolled: without the loop's copies a nano step is a third faster on a CPU.
+    unroll = jax.tree.leaves(state)[0].shape[0] <= UNROLL
+    return jax.lax.scan(jax.checkpoint(step) if remat else step, carry, (state, xs), unroll=unroll)

@@ -62,11 +62,6 @@ class QFormerConfig:
         return cls(**{**shape, **text, **changes})
 
     @classmethod
-    def small(cls, **changes: Any) -> QFormerConfig:
-        shape = {"dim": 384, "layers": 6, "heads": 6, "ffn_dim": 1536, "projection": 128}
-        return cls.nano(**{**shape, **changes})
-
-    @classmethod
     def nano(cls, **changes: Any) -> QFormerConfig:
         """`pad_id`, `cls_id`, `dec_id` depend on the trained tokenizer: pass them."""
         shape = {"dim": 192, "layers": 4, "heads": 6, "ffn_dim": 512, "encoder_width": 192, "projection": 64}

@@ -173,7 +173,7 @@ class MapNorm(nnx.Module):
 
 
 class ConvStage(nnx.Module):
-    """x + conv(gelu(norm(x))) at one resolution, then a stride-2 convolution to the next: [B, H, W, C] -> [B, H/2, W/2, D]."""
+    """x + conv(gelu(norm(x))), then a stride-2 convolution: [B, H, W, C] -> [B, H/2, W/2, D]."""
 
     def __init__(self, cin: int, cout: int, eps: float, *, rngs: nnx.Rngs) -> None:
         self.norm1 = MapNorm(cin, eps)
@@ -189,7 +189,7 @@ class ConvStage(nnx.Module):
 class ConvStem(nnx.Module):
     """4x4 patches to D/4 channels, then two convolution stages to D: [B, H, W, 3] -> [B, H/16, W/16, D].
 
-    A transformer trained from scratch on a few thousand cells needs early convolutions (Xiao et al. 2021, arXiv 2106.14881).
+    A transformer trained from scratch on a few thousand cells needs early convolutions (Xiao et al., arXiv 2106.14881).
     """
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs) -> None:

@@ -58,8 +58,8 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
     print(handover.report(trainable, frozen, phase.loaded))
 
     tx = make_optimizer(config.optimizer, config.steps)
-    step_fn = make_step(phase.loss, tx, config.seed)
-    state = init_state(trainable, tx)
+    state = init_state(trainable, tx, mesh)
+    step_fn = make_step(phase.loss, tx, config.seed, state)
     data = iterate(phase, config)
     checkpoints = Checkpoints(workdir, config.keep)
     if checkpoints.latest() is not None:

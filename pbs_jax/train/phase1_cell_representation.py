@@ -46,10 +46,12 @@ def build(config: Any) -> Phase:
         )
         return losses["loss"], {name: losses[name] for name in ("itc", "itm", "lm")}
 
-    train = Preloaded(CellCaptions(root, "train", tokenizer, config.text_length))
+    features = FeatureTable(Path(config.data.features or root), ("train", "val"))
+    train, held_out = (
+        Preloaded(CellCaptions(root, split, features, tokenizer, config.text_length)) for split in ("train", "val")
+    )
     # Whole batches only: contrast against a batch is the measure.
-    val = [batch for batch, real in batches(Preloaded(CellCaptions(root, "val", tokenizer, config.text_length)), config.batch_size)
-           if real.all()]
+    val = [batch for batch, real in batches(held_out, config.batch_size) if real.all()]
     step = jax.jit(lambda trainable, batch: loss(trainable, {}, batch, None))
 
     def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
@@ -70,6 +72,6 @@ def build(config: Any) -> Phase:
         facts={
             "size": config.size,
             "tokenizer_sha256": tokenizer.sha256,
-            "datasets": {"cell_features": FeatureTable(root, ("train",)).content_id},
+            "datasets": {"cell_features": features.content_id},
         },
     )

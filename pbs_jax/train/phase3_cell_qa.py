@@ -53,10 +53,10 @@ def build(config: Any) -> Phase:
         )
         return answer_loss(nnx.merge(decoder_graph, frozen["language_model"]), batch, visual, slot_id)
 
-    features = FeatureTable(root, ("train", "val"))
+    features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     backbone_sha256 = tree_sha256(handover.load(config.init_from.backbone, ["backbone"])["backbone"])
     if backbone_sha256 != features.backbone_sha256:
-        raise DataError(f"{root}/cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`")
+        raise DataError(f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`")
     train = Preloaded(QuestionBins(root, "train", features=features))
     val = Preloaded(QuestionBins(root, "val", features=features))
     return Phase(

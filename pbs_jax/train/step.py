@@ -10,19 +10,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pbs_jax.train.state import Params, TrainState
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pbs_jax.train.state import Params, TrainState, leaves_by_name, path_name
 
 Metrics = dict[str, jax.Array]
 LossFn = Callable[[Params, Params, dict[str, jax.Array], jax.Array | None], tuple[jax.Array, Metrics]]
 
 
-def make_step(loss: LossFn, tx: optax.GradientTransformation, seed: int) -> Callable[..., tuple[TrainState, Metrics]]:
-    """step(state, frozen, batch) -> (state, metrics); `state` is donated, `frozen` is not.
+def make_step(
+    loss: LossFn, tx: optax.GradientTransformation, seed: int, state: TrainState
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """step(state, frozen, batch) -> (state, metrics), laid out like the given state; `state` is donated, `frozen` is not.
 
     The key of a step is fold_in(key(seed), step): a resumed run draws the same numbers.
     """
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))
     def step(state: TrainState, frozen: Params, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable, frozen, batch, key)
@@ -34,9 +40,18 @@ def make_step(loss: LossFn, tx: optax.GradientTransformation, seed: int) -> Call
     return step
 
 
-def init_state(trainable: Params, tx: optax.GradientTransformation) -> TrainState:
-    """Step 0. The optimiser's moments are laid out like the parameters they belong to."""
-    return TrainState(jnp.zeros((), jnp.int32), trainable, jax.jit(tx.init)(trainable))
+def init_state(trainable: Params, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:
+    """Step 0. The optimiser's moments are laid out like the parameters they belong to, all else is replicated."""
+    layouts = {name: leaf.sharding for name, leaf in leaves_by_name(trainable).items()}
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def layout(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+        name = path_name(path)
+        return next((layouts[p] for p in layouts if leaf.ndim and name.endswith("/" + p)), replicated)
+
+    shardings = jax.tree_util.tree_map_with_path(layout, jax.eval_shape(tx.init, trainable))
+    opt_state = jax.jit(tx.init, out_shardings=shardings)(trainable)
+    return TrainState(jax.device_put(jnp.zeros((), jnp.int32), replicated), trainable, opt_state)
 
 
 def abstract(tree: Any) -> Any:

@@ -63,6 +63,7 @@ def test_positions(golden: Golden) -> None:
         assert np.array_equal(rope_positions(ids, mask, IMAGE_PAD), golden.out[f"{side}.position_ids"])
 
 
+@pytest.mark.parametrize("queries", [32], indirect=True)
 def test_training_pass_and_gradients(golden: Golden, model: Any) -> None:
     graphs, params = model
     ids, mask, labels = (jnp.asarray(golden.inp[f"train.{name}"]) for name in ("input_ids", "attention_mask", "labels"))
@@ -94,6 +95,7 @@ def test_training_pass_and_gradients(golden: Golden, model: Any) -> None:
         grads_close(torch_grads(grad, TABLES[name]), golden.grad)
 
 
+@pytest.mark.parametrize("queries", [8], indirect=True)
 def test_prefill_and_cached_steps_reproduce_the_official_logits(golden: Golden, model: Any) -> None:
     """Left-padded prompts into the cache, then the official greedy tokens one at a time."""
     graphs, params = model

@@ -38,7 +38,7 @@ def phases(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     root = tmp_path_factory.mktemp("phases")
     work = {name: root / name for name in ("backbone", "language_model", "qformer")}
     train(small_config("phase0_backbone", drawn), work["backbone"])
-    write_features(drawn, work["backbone"])
+    write_features(drawn, work["backbone"], drawn)
     train(small_config("phase0_language_model", drawn), work["language_model"])
     train(small_config("phase1_cell_representation", drawn), work["qformer"])
     return work
