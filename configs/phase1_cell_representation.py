@@ -12,8 +12,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.phase = "cell_representation"
     config.text_length = 32  # with [CLS] and [SEP]
     if config.size != "7b":
-        config.steps = 400
-        config.optimizer.lr = 5e-4  # small and from scratch; 5e-5 is for BERT's weights
+        config.steps = 200
+        config.optimizer.name = "muon"
+        config.optimizer.lr = 5e-3  # small and from scratch; AdamW at 5e-5 is for BERT's weights
     else:
         config.epochs = 100
     base.official(config, epochs=100, batch_size=32)

@@ -11,9 +11,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.phase = "cell_qa"
     if config.size != "7b":
-        config.batch_size = 32  # bins: one image with several questions each
-        config.steps = 800
-        config.optimizer.lr = 5e-4
+        config.batch_size = 16  # bins: one image with several questions each
+        config.steps = 300
+        config.optimizer.name = "muon"
+        config.optimizer.lr = 5e-3
     else:
         config.batch_size, config.epochs = 2, 20
     base.official(config, epochs=20, batch_size=2)

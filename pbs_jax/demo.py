@@ -103,7 +103,14 @@ def steps(out: Path, seed: int) -> list[Step]:
         Step(
             "data",
             "drawn cells, captions, questions, shards",
-            ("data", "run", "--source=synthetic", f"--out={data}", f"--n-per-class={CELLS_PER_CLASS}", f"--seed={seed}"),
+            (
+                "data",
+                "run",
+                "--source=synthetic",
+                f"--out={data}",
+                f"--n-per-class={CELLS_PER_CLASS}",
+                f"--seed={seed}",
+            ),
             ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
         ),
         train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=200"),

@@ -121,7 +121,9 @@ class QuestionBins(Sequence[Example]):
 
             for cell in open_dataset(root / "cells", split):
                 if cell["caption"]:
-                    self._slots[cell["cell_id"]] = np.asarray(caption_slot(captions, cell["caption"], where=cell["cell_id"]), np.int32)
+                    self._slots[cell["cell_id"]] = np.asarray(
+                        caption_slot(captions, cell["caption"], where=cell["cell_id"]), np.int32
+                    )
         self._with_captions = captions is not None
         self._answers = max(int((np.asarray(record["targets"]) >= 0).sum()) for record in self._bins)
         self.content_id = self._bins.content_id

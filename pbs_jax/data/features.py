@@ -21,6 +21,7 @@ from pbs_jax.data.examples import decode_image
 from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
+from pbs_jax.train.phase import definition
 from pbs_jax.train.state import tree_sha256
 
 
@@ -32,7 +33,7 @@ def write_features(root: Path, backbone: Path, out: Path, batch_size: int = 64) 
     content = handover.read(backbone, ("backbone",))
     params = handover.load(backbone, ["backbone"])["backbone"]
     vit_config = get_size(content["facts"]["size"]).vit
-    graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(vit_config, rngs=nnx.Rngs(0))))
+    graph = definition(lambda rngs: ViT(vit_config, rngs=rngs))
     cells = read_manifest(root / "cells")
     config = {"backbone_sha256": tree_sha256(params), "image_size": vit_config.image_size}
     inputs = {"cells": cells["content_id"]}
@@ -50,7 +51,9 @@ def write_features(root: Path, backbone: Path, out: Path, batch_size: int = 64) 
     def records() -> Iterator[dict[str, Any]]:
         for split in cells["splits"]:
             source = open_dataset(root / "cells", split)
-            for start in progress(range(0, len(source), batch_size), -(-len(source) // batch_size), f"features {split}"):
+            for start in progress(
+                range(0, len(source), batch_size), -(-len(source) // batch_size), f"features {split}"
+            ):
                 rows = [source[i] for i in range(start, min(start + batch_size, len(source)))]
                 pixels = np.stack([decode_image(row["image"], vit_config.image_size) for row in rows])
                 short = batch_size - len(rows)

@@ -25,16 +25,12 @@ from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
+from pbs_jax.train.phase import definition
 from pbs_jax.train.state import tree_sha256
 
 MODES = ("generate", "letter_likelihood")
 # Longest answers per type, in tokens: the closed ones are a letter, a word or ten words.
 MAX_NEW = {"true_false": 4, "multiple_choice": 4, "fill_blank": 16, "open": 64}
-
-
-def abstract_graph(build: Any) -> nnx.GraphDef[Any]:
-    """The static definition of a module without making its parameters."""
-    return nnx.graphdef(nnx.eval_shape(build))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +49,9 @@ class Answerer:
         return np.concatenate([self._encode(part) for part in _batches(pixels, self.batch_size)])[: len(images)]
 
     def _encode(self, pixels: np.ndarray) -> np.ndarray:
-        return np.asarray(_visual(*(self.graphs[n] for n in VISUAL_TREES), *(self.params[n] for n in VISUAL_TREES), pixels))
+        return np.asarray(
+            _visual(*(self.graphs[n] for n in VISUAL_TREES), *(self.params[n] for n in VISUAL_TREES), pixels)
+        )
 
     def answer(
         self,
@@ -73,7 +71,11 @@ class Answerer:
         # Alike lengths and types together: little padding, few decoding steps.
         order = sorted(range(len(prompts)), key=lambda i: (questions[i].question_type, len(prompts[i]), i))
         answers = [""] * len(prompts)
-        starts = [s for kind in MAX_NEW for s in _starts([i for i in order if questions[i].question_type == kind], self.batch_size)]
+        starts = [
+            s
+            for kind in MAX_NEW
+            for s in _starts([i for i in order if questions[i].question_type == kind], self.batch_size)
+        ]
         for rows in starts:
             kind = questions[rows[0]].question_type
             padded = rows + [rows[0]] * (self.batch_size - len(rows))
@@ -101,7 +103,9 @@ class Answerer:
 VISUAL_TREES = ("backbone", "qformer", "projector")
 
 
-def _visual(vit: Any, qformer: Any, projector: Any, p_vit: Any, p_qformer: Any, p_projector: Any, pixels: Any) -> jax.Array:
+def _visual(
+    vit: Any, qformer: Any, projector: Any, p_vit: Any, p_qformer: Any, p_projector: Any, pixels: Any
+) -> jax.Array:
     # The bfloat16 round trip is what the cached features of training went through.
     features = nnx.merge(vit, p_vit)(normalise(pixels))["x_prenorm"].astype(jnp.bfloat16).astype(jnp.float32)
     return visual_tokens(nnx.merge(qformer, p_qformer), nnx.merge(projector, p_projector), features)
@@ -136,7 +140,9 @@ def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
     facts = content["facts"]
     tokenizer = load_tokenizer(Path(content["config"]["data"]["root"]) / "tokenizer")
     if tokenizer.sha256 != facts["tokenizer_sha256"]:
-        raise DataError(f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer")
+        raise DataError(
+            f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer"
+        )
     size = get_size(facts["size"], tokenizer)
     params = handover.load(workdir, ["qformer", "projector"])
     params |= handover.load(facts["language_model"], ["language_model"])
@@ -145,9 +151,9 @@ def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
         if tree_sha256(params[name]) != facts[f"{name}_sha256"]:
             raise DataError(f"{facts[name]} no longer holds the {name} that {workdir} was trained with")
     graphs = {
-        "backbone": abstract_graph(lambda: ViT(size.vit, rngs=nnx.Rngs(0))),
-        "qformer": abstract_graph(lambda: QFormer(size.qformer, rngs=nnx.Rngs(0))),
-        "projector": abstract_graph(lambda: Projector(size.qformer.dim, size.decoder.dim, rngs=nnx.Rngs(0))),
-        "language_model": abstract_graph(lambda: Decoder(size.decoder, rngs=nnx.Rngs(0))),
+        "backbone": definition(lambda rngs: ViT(size.vit, rngs=rngs)),
+        "qformer": definition(lambda rngs: QFormer(size.qformer, rngs=rngs)),
+        "projector": definition(lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs)),
+        "language_model": definition(lambda rngs: Decoder(size.decoder, rngs=rngs)),
     }
     return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size)

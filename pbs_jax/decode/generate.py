@@ -111,7 +111,16 @@ def generate(
     tokens, mask = left_pad(prompts, pad_id)
     positions = rope_positions(tokens, mask, slot_id)
     out, first = decode(
-        graph, params, tokens, mask, positions, visual, slot_id=slot_id, stop_ids=stop_ids, max_new=max_new, penalty=penalty
+        graph,
+        params,
+        tokens,
+        mask,
+        positions,
+        visual,
+        slot_id=slot_id,
+        stop_ids=stop_ids,
+        max_new=max_new,
+        penalty=penalty,
     )
     answers = []
     for row in np.asarray(out).tolist():

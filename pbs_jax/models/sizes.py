@@ -30,7 +30,9 @@ def get_size(name: str, tokenizer: Any | None = None) -> Size:
             vocab = {"vocab": tokenizer.size} if tokenizer else {}
             tokens = {"pad_id": PAD, "cls_id": CLS, "dec_id": DEC}
             special = {name: tokenizer.id(token) if tokenizer else 0 for name, token in tokens.items()}
-            return Size(name, ViTConfig.nano(), QFormerConfig.nano(**vocab, **special), DecoderConfig.nano(**vocab), "float32")
+            return Size(
+                name, ViTConfig.nano(), QFormerConfig.nano(**vocab, **special), DecoderConfig.nano(**vocab), "float32"
+            )
         case "7b":
             return Size(name, ViTConfig.dinov2_l(), QFormerConfig.blip2(), DecoderConfig.qwen2_5_7b(), "bfloat16")
     raise DataError(f'size "{name}" is unknown: use nano or 7b')

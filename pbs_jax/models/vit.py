@@ -75,7 +75,7 @@ class ViTConfig:
 
     @classmethod
     def nano(cls, **changes: Any) -> ViTConfig:
-        sizes = {"image_size": 96, "patch_size": 16, "dim": 192, "depth": 3, "heads": 6, "mlp_dim": 512, "stem": "conv"}
+        sizes = {"image_size": 96, "patch_size": 16, "dim": 192, "depth": 2, "heads": 6, "mlp_dim": 512, "stem": "conv"}
         return cls(**{**sizes, "layer_scale": 1.0, **changes})
 
 
@@ -173,17 +173,20 @@ class MapNorm(nnx.Module):
 
 
 class ConvStage(nnx.Module):
-    """x + conv(gelu(norm(x))), then a stride-2 convolution: [B, H, W, C] -> [B, H/2, W/2, D]."""
+    """x + conv(gelu(norm(x))) twice, then a stride-2 convolution: [B, H, W, C] -> [B, H/2, W/2, D]."""
 
     def __init__(self, cin: int, cout: int, eps: float, *, rngs: nnx.Rngs) -> None:
         self.norm1 = MapNorm(cin, eps)
         self.conv1 = Conv(cin, cin, 1, rngs=rngs)
         self.norm2 = MapNorm(cin, eps)
-        self.conv2 = Conv(cin, cout, 2, rngs=rngs)
+        self.conv2 = Conv(cin, cin, 1, rngs=rngs)
+        self.norm3 = MapNorm(cin, eps)
+        self.conv3 = Conv(cin, cout, 2, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.conv1(gelu(self.norm1(x)))
-        return self.conv2(gelu(self.norm2(x)))
+        x = x + self.conv2(gelu(self.norm2(x)))
+        return self.conv3(gelu(self.norm3(x)))
 
 
 class ConvStem(nnx.Module):

@@ -50,7 +50,9 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
     """Puts every leaf on the mesh by its PartitionSpec; axes that a shape cannot be divided by stay replicated."""
-    return jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, fit(leaf.shape, spec, mesh))), tree, specs)
+    return jax.tree.map(
+        lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, fit(leaf.shape, spec, mesh))), tree, specs
+    )
 
 
 def fit(shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:

@@ -49,7 +49,9 @@ def answer_loss(
     return jnp.where(real, losses, 0.0).sum() / count, {"token_accuracy": right}
 
 
-def evaluate_answers(loss: LossFn, examples: Sequence[Example], size: int) -> Callable[[Params, Params], dict[str, float]]:
+def evaluate_answers(
+    loss: LossFn, examples: Sequence[Example], size: int
+) -> Callable[[Params, Params], dict[str, float]]:
     """Validation: loss and token accuracy weighted by supervised tokens, every bin once."""
     step = jax.jit(lambda trainable, frozen, batch: loss(trainable, frozen, batch, None))
 

@@ -104,7 +104,9 @@ def compare_trees(where: str, found: Mapping[str, Any], expected: Mapping[str, A
     problems += [f"{n} is {have[n]}, not {want[n]}" for n in sorted(want.keys() & have.keys()) if have[n] != want[n]]
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise DataError(f"{where} does not fit this model ({shown}): use the config that wrote it, or another checkpoint")
+        raise DataError(
+            f"{where} does not fit this model ({shown}): use the config that wrote it, or another checkpoint"
+        )
 
 
 def _listed(opt_state: Any) -> dict[str, Any]:

@@ -18,7 +18,9 @@ def add_parser(subparsers: Any) -> None:
         "on a finished one it does nothing. The next phase names the workdirs it starts from with --config.init_from.*.",
     )
     add_config_flags(parser)
-    parser.add_argument("--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json")
+    parser.add_argument(
+        "--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json"
+    )
     parser.set_defaults(run=run)
 
 
@@ -28,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from absl import logging
 
     logging.set_verbosity(logging.WARNING)
+    from pbs_jax.compile_cache import use_compile_cache
     from pbs_jax.train.loop import train
 
+    use_compile_cache()
     return train(config, args.workdir)

@@ -21,7 +21,9 @@ from pbs_jax.train.state import Params, leaves_by_name
 FILE = "handover.json"
 
 
-def write(workdir: Path, *, step: int, trees: Params, config: dict[str, Any], facts: dict[str, Any], phase: str) -> None:
+def write(
+    workdir: Path, *, step: int, trees: Params, config: dict[str, Any], facts: dict[str, Any], phase: str
+) -> None:
     """Written last, atomically: a workdir with this file holds a finished phase."""
     content = {
         "phase": phase,

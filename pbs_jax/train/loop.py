@@ -28,7 +28,6 @@ from pbs_jax.train.metrics import MetricsWriter
 from pbs_jax.train.optimizer import make_optimizer
 from pbs_jax.train.phase import Phase
 from pbs_jax.train.phases import build_phase
-from pbs_jax.train.state import Params, TrainState
 from pbs_jax.train.step import init_state, make_step
 
 PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
@@ -112,7 +111,9 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
 def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
     """Seeded endless stream of this process's share of the global batch; its order does not depend on host count."""
     if len(phase.examples) < config.batch_size:
-        raise DataError(f"phase {phase.name} has {len(phase.examples)} examples, fewer than batch_size={config.batch_size}")
+        raise DataError(
+            f"phase {phase.name} has {len(phase.examples)} examples, fewer than batch_size={config.batch_size}"
+        )
     stream = grain.MapDataset.source(phase.examples).seed(config.data_seed).shuffle().repeat()
     shard = ShardOptions(jax.process_index(), jax.process_count())
     options = grain.ReadOptions(num_threads=config.data.threads, prefetch_buffer_size=config.data.prefetch)
@@ -127,7 +128,9 @@ def check_config(config: Any, workdir: Path) -> None:
         atomic_write(path, json.dumps(mine, indent=1, sort_keys=True) + "\n")
         return
     theirs = json.loads(path.read_text())
-    keys = sorted(key for key in mine.keys() | theirs.keys() if key not in FREE_KEYS and mine.get(key) != theirs.get(key))
+    keys = sorted(
+        key for key in mine.keys() | theirs.keys() if key not in FREE_KEYS and mine.get(key) != theirs.get(key)
+    )
     if keys:
         differences = ", ".join(f"{key}: {theirs.get(key)} there, {mine.get(key)} now" for key in keys)
         raise DataError(f"{path} is of another config ({differences}): use another --workdir or the same config")
@@ -153,5 +156,3 @@ def stop_signal() -> Iterator[Any]:
         yield lambda: bool(flag)
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-

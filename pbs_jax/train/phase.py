@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -37,10 +38,16 @@ class Phase:
     loaded: tuple[str, ...] = ()  # trainable trees that started from another phase; the others are fresh
 
 
-def parameters(module: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """Splits a module into its static definition and a plain dict of arrays."""
-    graph, state = nnx.split(module)
-    return graph, nnx.to_pure_dict(state)
+def parameters(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """A module's static definition and its freshly drawn parameters as a plain dict; drawn in one compiled call."""
+    graph = definition(make)
+    draw = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)))))
+    return graph, draw(jax.random.key(seed))
+
+
+def definition(make: Callable[[nnx.Rngs], nnx.Module]) -> nnx.GraphDef:
+    """A module's static definition alone: nothing is allocated."""
+    return nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
 
 def batches(examples: Sequence[Example], size: int) -> list[tuple[Example, np.ndarray]]:

@@ -33,9 +33,8 @@ def build(config: Any) -> Phase:
     """config: size, seed, data.root, batch_size, attribute_weight, label_smoothing."""
     root = Path(config.data.root)
     vit_config = get_size(config.size).vit
-    rngs = nnx.Rngs(config.seed)
-    vit_graph, vit = parameters(ViT(vit_config, rngs=rngs))
-    head_graph, head = parameters(ClassifierHead(vit_config.dim, OUTPUTS, rngs=rngs))
+    vit_graph, vit = parameters(lambda rngs: ViT(vit_config, rngs=rngs), config.seed)
+    head_graph, head = parameters(lambda rngs: ClassifierHead(vit_config.dim, OUTPUTS, rngs=rngs), config.seed)
 
     def logits(trainable: Params, images: jax.Array) -> dict[str, jax.Array]:
         features = nnx.merge(vit_graph, trainable["backbone"])(images)
@@ -54,7 +53,9 @@ def build(config: Any) -> Phase:
 
     train = Preloaded(CellImages(root, "train", vit_config.image_size))
     val = batches(Preloaded(CellImages(root, "val", vit_config.image_size)), config.batch_size)
-    predict = jax.jit(lambda trainable, images: {k: v.argmax(-1) for k, v in logits(trainable, normalise(images)).items()})
+    predict = jax.jit(
+        lambda trainable, images: {k: v.argmax(-1) for k, v in logits(trainable, normalise(images)).items()}
+    )
 
     def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
         hits: dict[str, list[np.ndarray]] = {name: [] for name in OUTPUTS}
@@ -64,7 +65,9 @@ def build(config: Any) -> Phase:
             for name, gold in golds.items():
                 known = real & (gold >= 0)
                 hits[name].append((np.asarray(predicted[name]) == gold)[known])
-        return {f"{name}_accuracy": float(np.concatenate(hit).mean()) for name, hit in hits.items() if sum(map(len, hit))}
+        return {
+            f"{name}_accuracy": float(np.concatenate(hit).mean()) for name, hit in hits.items() if sum(map(len, hit))
+        }
 
     manifest = read_manifest(root / "cells")
     return Phase(

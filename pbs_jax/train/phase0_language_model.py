@@ -29,7 +29,8 @@ def build(config: Any) -> Phase:
     """config: size, seed, data.root, batch_size, caption_dropout."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    graph, decoder = parameters(Decoder(get_size(config.size, tokenizer).decoder, rngs=nnx.Rngs(config.seed)))
+    shape = get_size(config.size, tokenizer).decoder
+    graph, decoder = parameters(lambda rngs: Decoder(shape, rngs=rngs), config.seed)
     slot_id = tokenizer.id(IMAGE_PAD)
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:

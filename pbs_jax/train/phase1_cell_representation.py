@@ -29,7 +29,8 @@ def build(config: Any) -> Phase:
     """config: size, seed, data.root, batch_size, text_length."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    graph, qformer = parameters(QFormer(get_size(config.size, tokenizer).qformer, rngs=nnx.Rngs(config.seed)))
+    shape = get_size(config.size, tokenizer).qformer
+    graph, qformer = parameters(lambda rngs: QFormer(shape, rngs=rngs), config.seed)
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
         model = nnx.merge(graph, trainable["qformer"])

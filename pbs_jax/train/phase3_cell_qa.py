@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from data_prep.schema import DataError
 from data_prep.prompts import IMAGE_PAD
+from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import FeatureTable, Preloaded, QuestionBins
 from pbs_jax.models.decoder import Decoder
@@ -23,7 +23,7 @@ from pbs_jax.models.sizes import get_size
 from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, evaluate_answers, frozen_cast
-from pbs_jax.train.phase import Phase, parameters
+from pbs_jax.train.phase import Phase, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
 
 
@@ -36,12 +36,15 @@ def build(config: Any) -> Phase:
         before = handover.read(config.init_from[name], (phase,))
         if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
             raise DataError(f"{config.init_from[name]} was trained with another tokenizer than {root}/tokenizer")
-    rngs = nnx.Rngs(config.seed)
-    qformer_graph, qformer = parameters(QFormer(size.qformer, rngs=rngs))
-    projector_graph, projector = parameters(Projector(size.qformer.dim, size.decoder.dim, rngs=rngs))
-    decoder_graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(size.decoder, rngs=nnx.Rngs(0))))
+    qformer_graph = definition(lambda rngs: QFormer(size.qformer, rngs=rngs))
+    projector_graph, projector = parameters(
+        lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs), config.seed
+    )
+    decoder_graph = definition(lambda rngs: Decoder(size.decoder, rngs=rngs))
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
-    language_model = frozen_cast(handover.load(config.init_from.language_model, ["language_model"])["language_model"], size.frozen_dtype)
+    language_model = frozen_cast(
+        handover.load(config.init_from.language_model, ["language_model"])["language_model"], size.frozen_dtype
+    )
     slot_id = tokenizer.id(IMAGE_PAD)
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
@@ -56,7 +59,9 @@ def build(config: Any) -> Phase:
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     backbone_sha256 = tree_sha256(handover.load(config.init_from.backbone, ["backbone"])["backbone"])
     if backbone_sha256 != features.backbone_sha256:
-        raise DataError(f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`")
+        raise DataError(
+            f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`"
+        )
     train = Preloaded(QuestionBins(root, "train", features=features))
     val = Preloaded(QuestionBins(root, "val", features=features))
     return Phase(
@@ -74,7 +79,10 @@ def build(config: Any) -> Phase:
             "backbone_sha256": backbone_sha256,
             "language_model": str(Path(config.init_from.language_model)),
             "language_model_sha256": tree_sha256(language_model),
-            "datasets": {"cell_features": features.content_id, "cell_qa_tokens": QuestionBins(root, "train").content_id},
+            "datasets": {
+                "cell_features": features.content_id,
+                "cell_qa_tokens": QuestionBins(root, "train").content_id,
+            },
         },
         loaded=("qformer",),
     )

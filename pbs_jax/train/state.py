@@ -24,7 +24,7 @@ class TrainState:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """"qformer/layers/attention/kernel": the name that rules, handovers and error messages use."""
+    """ "qformer/layers/attention/kernel": the name that rules, handovers and error messages use."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pbs_jax.train.state import Params, TrainState, leaves_by_name, path_name
@@ -29,15 +28,18 @@ def make_step(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))
-    def step(state: TrainState, frozen: Params, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+    def step(
+        state: TrainState, frozen: Params, batch: dict[str, jax.Array], base: jax.Array
+    ) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(base, state.step)
         (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable, frozen, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
         metrics = {"loss": value, **metrics, "grad_norm": optax.global_norm(grads)}
         return TrainState(state.step + 1, trainable, opt_state), metrics
 
-    return step
+    # The key is an argument, not a constant: all seeds share one compiled step.
+    return functools.partial(step, base=jax.random.key(seed))
 
 
 def init_state(trainable: Params, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:

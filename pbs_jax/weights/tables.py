@@ -50,7 +50,7 @@ def vit_table(config: ViTConfig, prefix: str = "") -> Table:
     else:
         stem = conv(f"{prefix}stem.patch", "stem/patch", "patch")
         for stage in ("stage1", "stage2"):
-            for i in (1, 2):
+            for i in (1, 2, 3):
                 stem += norm(f"{prefix}stem.{stage}.norm{i}", f"stem/{stage}/norm{i}")
                 stem += conv(f"{prefix}stem.{stage}.conv{i}", f"stem/{stage}/conv{i}", "conv3")
     rows = [

@@ -97,7 +97,11 @@ def test_every_cell_gets_every_format(experts: tuple[list[Cell], list[QA]]) -> N
             kind: sum(asked[cell.cell_id, kind, task] for task in ("cell_subtyping", "morphology"))
             for kind in QUESTION_TYPES
         }
-        assert counts["fill_blank"] == (7 if cell.split == "train" else 12) and counts["open"] == 1 and counts["true_false"] >= 2, cell.cell_id
+        assert (
+            counts["fill_blank"] == (7 if cell.split == "train" else 12)
+            and counts["open"] == 1
+            and counts["true_false"] >= 2
+        ), cell.cell_id
         subtype = asked[cell.cell_id, "multiple_choice", "cell_subtyping"]
         assert subtype >= (2 if cell.split == "train" else 1), cell.cell_id
         assert asked[cell.cell_id, "multiple_choice", "morphology"] >= 1, cell.cell_id

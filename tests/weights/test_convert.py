@@ -56,7 +56,7 @@ def test_convolutions_keep_their_meaning() -> None:
     flat, table = random_params("conv vit")
     tensors = to_torch(unflatten_dict(flat), table)
     generator = np.random.default_rng(1)
-    for path, side in ((("patch",), 4), (("stage1", "conv2"), 3)):
+    for path, side in ((("patch",), 4), (("stage1", "conv3"), 3)):
         matrix, kernel = flat["stem", *path, "proj", "kernel"], tensors[".".join(("stem", *path, "weight"))]
         patch = generator.standard_normal((side, side, kernel.shape[1]), np.float32)
         np.testing.assert_allclose(
