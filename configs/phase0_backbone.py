@@ -16,7 +16,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ValueError('phase0_backbone has no size "7b": import DinoBloom with `pbs weights import` instead')
     config.phase = "backbone"
     config.batch_size = 64
-    config.steps = 500
+    config.steps = 400
     config.optimizer.name = "muon"
     config.optimizer.lr = 1e-2  # from scratch
     config.optimizer.weight_decay = 0.05  # usual for a ViT from scratch

@@ -16,7 +16,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ValueError(f'phase0_language_model is for size nano: size "{config.size}" imports a real language model')
     config.phase = "language_model"
     config.batch_size = 16  # bins of about nine questions each
-    config.steps = 1500
+    config.steps = 300
     config.optimizer.name = "muon"
     config.optimizer.lr = 1e-2  # from scratch
     config.caption_dropout = 0.1  # share of examples whose slot is emptied, so that a missing image is no surprise

@@ -12,7 +12,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.phase = "cell_representation"
     config.text_length = 32  # with [CLS] and [SEP]
     if config.size != "7b":
-        config.steps = 200
+        config.steps = 100
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3  # small and from scratch; AdamW at 5e-5 is for BERT's weights
     else:

@@ -18,7 +18,7 @@ rejects_are_fine $pbs data run --source bccd --root "$root" --out "$out/bccd" --
 reports=() ood=()
 for seed in "${seeds[@]}"; do
   run=$out/seed$seed
-  common=(--config.data.root="$out/pbc" --config.data.features="$run" --config.seed="$seed" --config.data_seed="$seed")
+  common=(--config.data.root="$out/pbc" --config.data.features="$run" --config.seed="$seed")
   $pbs train --config=phase0_backbone "${common[@]}" --workdir="$run/phase0_backbone"
   $pbs data features --root "$out/pbc" --backbone "$run/phase0_backbone" --out "$run"
   $pbs train --config=phase0_language_model "${common[@]}" --workdir="$run/phase0_language_model"

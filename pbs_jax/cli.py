@@ -7,7 +7,7 @@ PBS_TRACEBACK=1 adds the traceback.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 import traceback
@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pbs {pbs_jax.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="group", required=True)
-    for name in filter(importlib.util.find_spec, GROUPS):  # WIP
+    for name in GROUPS:
         importlib.import_module(name).add_parser(subparsers)
     return parser
 

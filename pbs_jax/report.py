@@ -150,11 +150,20 @@ def is_right(line: dict[str, Any]) -> bool:
 
 
 def pytorch(path: Path) -> str:
-    """What reloading the exported weights in PyTorch gave."""
+    """What reloading the exported weights in PyTorch gave (`pbs weights verify`)."""
     if not path.exists():
         return html.notice("Not run: PyTorch is not installed (`pip install pbs-jax[torch]`).", "warning")
     found = json.loads(path.read_text())
-    return html.table([(key, value) for key, value in found.items()], ("what", "value"))
+    said = f"{found['identical_answers']:,} of {found['questions']:,} answers are the same word for word"
+    ties = f", {found['ties']} part at a tie" if found["ties"] else ""
+    verdict = html.notice(
+        f"{said}{ties}. Verdict: {found['verdict']}.", "good" if found["verdict"] == "equal" else "warning"
+    )
+    stages = [
+        key.removesuffix("_relative") for key in found if key.endswith("_relative") and key != "tolerance_relative"
+    ]
+    rows = [(s.replace("_", " "), *(f"{found[f'{s}_{what}']:.1e}" for what in ("max_abs", "relative"))) for s in stages]
+    return verdict + html.table(rows, ("stage", "largest difference", "relative to the largest value"))
 
 
 def commands(plan: Sequence[Step], out: Path) -> str:

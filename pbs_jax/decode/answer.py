@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +50,8 @@ class Answerer:
         return np.concatenate([self._encode(part) for part in _batches(pixels, self.batch_size)])[: len(images)]
 
     def _encode(self, pixels: np.ndarray) -> np.ndarray:
-        return np.asarray(
-            _visual(*(self.graphs[n] for n in VISUAL_TREES), *(self.params[n] for n in VISUAL_TREES), pixels)
-        )
+        graphs = tuple(self.graphs[name] for name in VISUAL_TREES)
+        return np.asarray(_visual(graphs, tuple(self.params[name] for name in VISUAL_TREES), pixels))
 
     def answer(
         self,
@@ -103,15 +103,13 @@ class Answerer:
 VISUAL_TREES = ("backbone", "qformer", "projector")
 
 
-def _visual(
-    vit: Any, qformer: Any, projector: Any, p_vit: Any, p_qformer: Any, p_projector: Any, pixels: Any
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], pixels: jax.Array) -> jax.Array:
+    """uint8[B, S, S, 3] -> float32[B, Q, lm width]."""
+    vit, qformer, projector = (nnx.merge(graph, tree) for graph, tree in zip(graphs, params, strict=True))
     # The bfloat16 round trip is what the cached features of training went through.
-    features = nnx.merge(vit, p_vit)(normalise(pixels))["x_prenorm"].astype(jnp.bfloat16).astype(jnp.float32)
-    return visual_tokens(nnx.merge(qformer, p_qformer), nnx.merge(projector, p_projector), features)
-
-
-_visual = jax.jit(_visual, static_argnums=(0, 1, 2))
+    features = vit(normalise(pixels))["x_prenorm"].astype(jnp.bfloat16).astype(jnp.float32)
+    return visual_tokens(qformer, projector, features)
 
 
 def _first_words(kind: str, options: int) -> tuple[str, ...]:

@@ -36,7 +36,10 @@ FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "preload")
 
 
 def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:
-    """Runs or continues one phase on `mesh` (default: config.mesh over all devices). Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save."""
+    """Runs or continues one phase on `mesh` (default: config.mesh over all devices).
+
+    Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save. Raises DataError for what cannot be used.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     if (workdir / handover.FILE).exists():
         check_config(config, workdir)
@@ -89,7 +92,7 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
                 checkpoints.wait()
                 print(f"stopped by a signal; saved step {done}: run the same command to continue")
                 return PREEMPTED
-            if done % config.eval_every == 0 or last:
+            if (config.eval_every and done % config.eval_every == 0) or last:
                 values = {f"val/{name}": value for name, value in phase.evaluate(state.trainable, frozen).items()}
                 writer.write(done, values)
                 print("  ".join([f"step {done}", *(f"{name} {value:.4f}" for name, value in values.items())]))

@@ -59,7 +59,7 @@ def test_a_finished_run_does_nothing_and_another_config_is_refused(drawn, phases
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert loop.train(cell_qa_config(drawn, phases), tmp_path / "run") == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    with pytest.raises(DataError, match="another config .*seed: 42 there, 7 now"):
+    with pytest.raises(DataError, match=r"another config .*seed: 42 there, 7 now"):
         loop.train(cell_qa_config(drawn, phases, seed=7), tmp_path / "run")
 
 
@@ -114,13 +114,13 @@ def test_a_changed_leaf_is_named(phases, tmp_path):
     copy.mkdir()
     (copy / "checkpoints").symlink_to(phases["qformer"] / "checkpoints")
     (copy / handover.FILE).write_text(json.dumps(content))
-    with pytest.raises(DataError, match="qformer/query_tokens is .* not "):
+    with pytest.raises(DataError, match=r"qformer/query_tokens is .* not "):
         handover.load(copy, ["qformer"])
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_save(drawn, tmp_path):
     config = small_config("phase0_language_model", drawn, optimizer__lr=1e30, steps=8)
-    with pytest.raises(DataError, match="not finite at step .*example indices"):
+    with pytest.raises(DataError, match=r"not finite at step .*example indices"):
         loop.train(config, tmp_path / "run")
 
 

@@ -1,0 +1,134 @@
+"""`pbs weights export`: a finished phase as safetensors under the official names, with what a reader must know beside.
+
+model.safetensors holds the phase's trainable trees (official_code.md 3.7 fixes names and number of tensors: no more, no
+less), frozen.safetensors the backbone and language model that a question-answering phase was trained on, so that the
+folder alone can answer. Exporting the same finished phase again writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pbs_jax
+from data_prep.io import atomic_write, read_manifest
+from data_prep.prompts import IM_END, IMAGE_PAD, PROMPT_SET
+from data_prep.schema import DataError
+from data_prep.tokens import PAD, load_tokenizer
+from pbs_jax.data.augment import MEAN, STD
+from pbs_jax.decode.answer import MAX_NEW, load_answerer
+from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.train import handover
+from pbs_jax.train.phase0_backbone import OUTPUTS
+from pbs_jax.train.state import tree_sha256
+from pbs_jax.weights.convert import to_torch
+from pbs_jax.weights.files import CARD, FROZEN, MODEL, PARTS, TOKENIZER, write_safetensors
+from pbs_jax.weights.tables import Table, decoder_table, linear, norm, projector_table, qformer_table, vit_table
+
+
+def phase_tables(phase: str, size: Size) -> dict[str, Table]:
+    """Trainable tree -> its table, the names being those of the phase's model.safetensors."""
+    match phase:
+        case "backbone":
+            head = [*norm("head.norm", "norm"), *linear("head.ffn", "ffn"), *linear("head.out", "out")]
+            return {"backbone": vit_table(size.vit), "head": Table(tuple(head))}
+        case "language_model":
+            return {"language_model": decoder_table(size.decoder)}
+        case "cell_representation":
+            return {"qformer": qformer_table(size.qformer)}
+        case "cell_qa":
+            qformer, projector = PARTS["qformer"][1], PARTS["projector"][1]
+            return {
+                "qformer": qformer_table(size.qformer, qformer),
+                "projector": projector_table(projector.removesuffix(".")),
+            }
+    raise DataError(f'phase "{phase}" has no export layout')
+
+
+def frozen_tables(size: Size) -> dict[str, Table]:
+    """The frozen parts of a question-answering phase -> their tables."""
+    prefix = PARTS["language_model"][1]
+    decoder = decoder_table(size.decoder, f"{prefix}model.", f"{prefix}lm_head.weight")
+    return {"backbone": vit_table(size.vit, PARTS["backbone"][1]), "language_model": decoder}
+
+
+def torch_tensors(trees: Mapping[str, Any], tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
+    """All trees under their torch names, float32."""
+    tensors: dict[str, np.ndarray] = {}
+    for name, table in tables.items():
+        for key, value in to_torch(trees[name], table).items():
+            tensors[key] = np.asarray(value, np.float32, order="C")
+    return tensors
+
+
+def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, Any]:
+    """Writes `out` and returns export.json's content. `frozen` (cell_qa only): also write what the phase was trained on,
+    by default at the small sizes. Raises DataError when the phase is unfinished or the chain behind it has changed.
+    """
+    content = handover.read(workdir)
+    phase, facts, root = content["phase"], content["facts"], Path(content["config"]["data"]["root"])
+    answers = phase == "cell_qa"
+    if frozen and not answers:
+        raise DataError(f"{workdir} is of phase {phase}: only cell_qa has frozen parts to export")
+    with_frozen = answers and (facts["size"] != "7b" if frozen is None else frozen)
+    tokenizer = None if phase == "backbone" else load_tokenizer(root / "tokenizer")
+    if tokenizer and tokenizer.sha256 != facts["tokenizer_sha256"]:
+        raise DataError(f"{workdir} was trained with another tokenizer than {root}/tokenizer")
+    size = get_size(facts["size"], tokenizer)
+    tables = phase_tables(phase, size)
+    trees = load_answerer(workdir).params if with_frozen else handover.load(workdir, tables)
+
+    card: dict[str, Any] = {
+        "pbs_jax": pbs_jax.__version__,
+        "workdir": str(workdir.resolve()),
+        "phase": phase,
+        "step": content["step"],
+        "trees": {name: tree_sha256(trees[name]) for name in tables},
+        "facts": facts,
+        "images": _images(root, size),
+        "config": content["config"],
+        "shapes": {name: dataclasses.asdict(getattr(size, name)) for name in ("vit", "qformer", "decoder")},
+    }
+    if phase == "backbone":
+        card["head_outputs"] = OUTPUTS
+    if answers and tokenizer:
+        ids = {"pad_id": tokenizer.id(PAD), "slot_id": tokenizer.id(IMAGE_PAD), "stop_id": tokenizer.id(IM_END)}
+        card["answers"] = {"prompt_set": PROMPT_SET, "max_new": MAX_NEW, **ids}
+    metadata = {
+        key: value if isinstance(value, str) else json.dumps(value, sort_keys=True) for key, value in card.items()
+    }
+    metadata = {"format": "pt", **metadata}
+
+    tensors = {MODEL: torch_tensors(trees, tables)}
+    if with_frozen:
+        tensors[FROZEN] = torch_tensors(trees, frozen_tables(size))
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (CARD, MODEL, FROZEN, TOKENIZER):  # nothing of an earlier export stays
+        (out / name).unlink(missing_ok=True)
+    files = {name: write_safetensors(out / name, part, metadata) for name, part in tensors.items()}
+    if tokenizer:
+        atomic_write(out / TOKENIZER, (root / "tokenizer" / TOKENIZER).read_bytes())
+        files[TOKENIZER] = {"sha256": tokenizer.sha256}
+    card["files"] = files
+    atomic_write(out / CARD, json.dumps(card, indent=1, sort_keys=True) + "\n")
+    return card
+
+
+def _images(root: Path, size: Size) -> dict[str, Any]:
+    """How a picture becomes the network's input, as the training data was made."""
+    cells = read_manifest(root / "cells")
+    return {
+        "cells": cells["content_id"],
+        "geometry": cells["details"].get("geometry"),
+        "color_enhance": cells["config"].get("color_enhance"),
+        "licences": cells["licences"],
+        "side": size.vit.image_size,
+        "resize": "PIL bilinear",
+        "mean": MEAN,
+        "std": STD,
+    }

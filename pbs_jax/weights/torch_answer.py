@@ -1,0 +1,142 @@
+"""An exported folder that answers in PyTorch, without JAX: the counterpart of `decode.answer.Answerer`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from data_prep.prompts import letter
+from data_prep.schema import QA, DataError
+from data_prep.tokens import Tokenizer, load_tokenizer, prompt_tokens
+from pbs_jax.data.examples import decode_image
+from pbs_jax.weights.files import FROZEN, PARTS, read_card
+from pbs_jax.weights.torch_model import Decoder, QFormer, ViT
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchAnswerer:
+    """`parts`: backbone, qformer, projector, language_model. `encode` and `answer` as those of the JAX `Answerer`."""
+
+    card: Mapping[str, Any]
+    tokenizer: Tokenizer
+    parts: Mapping[str, Any]
+    batch_size: int = 64
+
+    def features(self, images: np.ndarray) -> Tensor:
+        """uint8[B, S, S, 3] -> backbone tokens before the last norm [B, N, W]."""
+        mean, std = (torch.tensor(self.card["images"][name]) for name in ("mean", "std"))
+        pixels = (torch.from_numpy(images).float() / 255.0 - mean) / std
+        return self.parts["backbone"](pixels.permute(0, 3, 1, 2))
+
+    @torch.inference_mode()
+    def encode(self, images: Sequence[bytes]) -> np.ndarray:
+        """Encoded pictures -> visual tokens float32[n, Q, lm width]."""
+        pixels = np.stack([decode_image(image, self.card["images"]["side"]) for image in images])
+        done = []
+        for start in range(0, len(pixels), self.batch_size):
+            features = self.features(pixels[start : start + self.batch_size])
+            # The bfloat16 round trip is what the cached features of training went through.
+            queries = self.parts["qformer"](features.bfloat16().float())
+            done.append(self.parts["projector"](queries).numpy())
+        return np.concatenate(done)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], visual: np.ndarray | None, kind: str
+    ) -> tuple[list[list[int]], Tensor]:
+        """Answers of one question type as token ids, and the first step's logits [n, V]."""
+        rules = self.card["answers"]
+        ids = {name: rules[name] for name in ("pad_id", "slot_id", "stop_id")}
+        shown = None if visual is None else torch.from_numpy(visual)
+        return self.parts["language_model"].generate(prompts, shown, max_new=rules["max_new"][kind], **ids)
+
+    def answer(
+        self,
+        visual: np.ndarray | None,
+        questions: Sequence[QA],
+        options: Sequence[Sequence[str]],
+        mode: str = "generate",
+    ) -> list[str]:
+        """One answer per question, in order; visual [n, Q, D] row by row, None = blind."""
+        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
+        answers = [""] * len(prompts)
+        for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
+            kind = questions[rows[0]].question_type
+            tokens, first = self.generate([prompts[i] for i in rows], None if visual is None else visual[rows], kind)
+            for row, i in enumerate(rows):
+                allowed = _first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
+                if allowed:
+                    scores = [float(first[row, self.tokenizer.encode(word)[0]]) for word in allowed]
+                    answers[i] = allowed[int(np.argmax(scores))]
+                else:
+                    answers[i] = self.tokenizer.decode(tokens[row]).strip()
+        return answers
+
+
+def batch_rows(prompts: Sequence[Sequence[int]], kinds: Sequence[str], size: int) -> list[list[int]]:
+    """Row numbers in batches of one question type and of alike lengths: little padding, few decoding steps."""
+    batches = []
+    for kind in sorted(set(kinds)):
+        rows = sorted((i for i, own in enumerate(kinds) if own == kind), key=lambda i: len(prompts[i]))
+        batches += [rows[start : start + size] for start in range(0, len(rows), size)]
+    return batches
+
+
+def _first_words(kind: str, options: int) -> tuple[str, ...]:
+    match kind:
+        case "true_false":
+            return ("true", "false")
+        case "multiple_choice":
+            return tuple(map(letter, range(options)))
+    return ()
+
+
+def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
+    """Reads what `pbs weights export` wrote of a cell_qa phase, every tensor used once. Raises DataError."""
+    directory = Path(directory)
+    card = read_card(directory)
+    if FROZEN not in card["files"]:
+        raise DataError(
+            f"{directory} (phase {card['phase']}) has no {FROZEN}: only an export of cell_qa with --frozen can answer"
+        )
+    shapes = {name: SimpleNamespace(**fields) for name, fields in card["shapes"].items()}
+    with torch.device("meta"):  # no memory and no initialisation for what is loaded anyway
+        parts: dict[str, nn.Module] = {
+            "backbone": ViT(shapes["vit"]),
+            "qformer": QFormer(shapes["qformer"]),
+            "projector": nn.Linear(shapes["qformer"].dim, shapes["decoder"].dim),
+            "language_model": Decoder(shapes["decoder"]),
+        }
+    for name in sorted({file for file, _ in PARTS.values()}):
+        tensors = load_file(directory / name)
+        for part, (file, prefix) in PARTS.items():
+            if file == name:
+                own = [key for key in tensors if key.startswith(prefix)]
+                fill(
+                    parts[part],
+                    {key.removeprefix(prefix): tensors.pop(key) for key in own},
+                    f"{directory / name} {prefix}",
+                )
+        if tensors:
+            raise DataError(f"{directory / name} holds {len(tensors)} tensors of no part, first {min(tensors)}")
+    return TorchAnswerer(card, load_tokenizer(directory), parts, batch_size)
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Puts the tensors into the module, for inference. Raises DataError for a missing, extra or differently shaped one."""
+    want = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    have = {name: tuple(value.shape) for name, value in tensors.items()}
+    problems = [f"missing {name} {want[name]}" for name in sorted(want.keys() - have.keys())]
+    problems += [f"extra {name} {have[name]}" for name in sorted(have.keys() - want.keys())]
+    problems += [f"{n} is {have[n]}, not {want[n]}" for n in sorted(want.keys() & have.keys()) if want[n] != have[n]]
+    if problems:
+        raise DataError(f"{where} does not fit its module ({'; '.join(problems[:8])}): export again")
+    module.load_state_dict(tensors, strict=True, assign=True)
+    module.requires_grad_(False).eval()
