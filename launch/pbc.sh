@@ -18,12 +18,12 @@ rejects_are_fine $pbs data run --source bccd --root "$root" --out "$out/bccd" --
 reports=() ood=()
 for seed in "${seeds[@]}"; do
   run=$out/seed$seed
-  common=(--config.data.root="$out/pbc" --config.data.features="$run" --config.seed="$seed")
+  common=(--config.data.root="$out/pbc" --config.seed="$seed") features=--config.data.features="$run"
   $pbs train --config=phase0_backbone "${common[@]}" --workdir="$run/phase0_backbone"
   $pbs data features --root "$out/pbc" --backbone "$run/phase0_backbone" --out "$run"
   $pbs train --config=phase0_language_model "${common[@]}" --workdir="$run/phase0_language_model"
-  $pbs train --config=phase1_cell_representation "${common[@]}" --workdir="$run/phase1_cell_representation"
-  $pbs train --config=phase3_cell_qa "${common[@]}" --workdir="$run/phase3_cell_qa" \
+  $pbs train --config=phase1_cell_representation "${common[@]}" "$features" --workdir="$run/phase1_cell_representation"
+  $pbs train --config=phase3_cell_qa "${common[@]}" "$features" --workdir="$run/phase3_cell_qa" \
     --config.init_from.backbone="$run/phase0_backbone" \
     --config.init_from.language_model="$run/phase0_language_model" \
     --config.init_from.qformer="$run/phase1_cell_representation"

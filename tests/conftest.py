@@ -14,6 +14,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 
 ROOT = Path(__file__).resolve().parent.parent
+# Compiling is most of what the tests of training cost: workers, children and the next run share the programs.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 SHARED_REASON = "shared data not found: lay it beside the repository as ../shared, or set PBS_SHARED"
 
 NOT_REACHED = "not reached before the deadline"

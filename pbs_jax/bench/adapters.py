@@ -1,7 +1,8 @@
 """Models behind one interface. They get image bytes and text under a neutral id: paths and file names carry labels,
 so none is passed.
 
-`pbs:WORKDIR` is our model, `replay:FILE` gives recorded answers again, `constant:TEXT` says one thing to everything.
+`pbs:WORKDIR` is our model, `torch:EXPORT` the same reloaded in PyTorch, `replay:FILE` gives recorded answers again,
+`constant:TEXT` says one thing to everything.
 """
 
 from __future__ import annotations
@@ -93,8 +94,12 @@ class Pbs:
         from pbs_jax.train import handover
 
         content = handover.read(workdir)
-        self._answerer = load_answerer(workdir)
-        self.name = f"pbs {content['facts']['size']}"
+        self._answerer: Any = load_answerer(workdir)
+        self._describe(content, f"pbs {content['facts']['size']}")
+
+    def _describe(self, content: Mapping[str, Any], name: str) -> None:
+        """`content`: handover.json or export.json, which both say phase, step, facts and config."""
+        self.name = name
         self.seed = int(content["config"]["seed"])
         self.card: Mapping[str, Any] = {
             "phase": content["phase"],
@@ -120,6 +125,17 @@ class Pbs:
         return self._answerer.encode(distinct)[[place[picture] for picture in pictures]]
 
 
+class Torch(Pbs):
+    """The same model in PyTorch, from the folder that `pbs weights export` wrote and nothing else."""
+
+    def __init__(self, export: Path):
+        from pbs_jax.weights.torch_answer import load_export  # brings torch
+
+        self._answerer = load_export(export)
+        card = self._answerer.card
+        self._describe(card, f"pbs {card['facts']['size']} (PyTorch)")
+
+
 def _as_question(request: Request) -> QA:
     """The decoder's view of a request: no image id, no gold."""
     return QA(
@@ -137,13 +153,15 @@ def _as_question(request: Request) -> QA:
 
 
 def load_adapter(spec: str) -> Adapter:
-    """`pbs:WORKDIR`, `replay:FILE` or `constant:TEXT`. Raises DataError for another kind."""
+    """`pbs:WORKDIR`, `torch:EXPORT`, `replay:FILE` or `constant:TEXT`. Raises DataError for another kind."""
     kind, colon, value = spec.partition(":")
     match kind:
         case "pbs" if value:
             return Pbs(Path(value))
+        case "torch" if value:
+            return Torch(Path(value))
         case "replay" if value:
             return Replay(Path(value))
         case "constant" if colon:
             return Constant(value)
-    raise DataError(f'--model "{spec}" is unknown: use pbs:WORKDIR, replay:FILE or constant:TEXT')
+    raise DataError(f'--model "{spec}" is unknown: use pbs:WORKDIR, torch:EXPORT, replay:FILE or constant:TEXT')

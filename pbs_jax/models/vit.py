@@ -263,10 +263,8 @@ def bicubic_weights(old: int, new: int, step: float, antialias: bool) -> np.ndar
     """
     a, stretch = (-0.5, max(step, 1.0)) if antialias else (-0.75, 1.0)
     centres = (np.arange(new) + 0.5) * step - 0.5
-    if antialias:
-        taps = np.broadcast_to(np.arange(old), (new, old))
-    else:
-        taps = np.floor(centres)[:, None].astype(int) + np.arange(-1, 3)
+    near_taps = np.floor(centres)[:, None].astype(int) + np.arange(-1, 3)
+    taps = np.broadcast_to(np.arange(old), (new, old)) if antialias else near_taps
     x = np.abs(taps - centres[:, None]) / stretch
     near = ((a + 2) * x - (a + 3)) * x**2 + 1
     far = a * (((x - 5) * x + 8) * x - 4)

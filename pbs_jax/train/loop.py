@@ -32,7 +32,7 @@ from pbs_jax.train.step import init_state, make_step
 
 PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
 # Keys that may differ when a run is continued: they change what is seen, not what is computed.
-FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "preload")
+FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh")
 
 
 def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:
@@ -47,6 +47,7 @@ def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> 
         return 0
     check_config(config, workdir)
     mesh = mesh or make_mesh(**config.mesh)
+    check_batch(config, mesh)
     with jax.set_mesh(mesh):
         phase = build_phase(config)
         return _run(phase, config, workdir, mesh)
@@ -137,6 +138,16 @@ def check_config(config: Any, workdir: Path) -> None:
     if keys:
         differences = ", ".join(f"{key}: {theirs.get(key)} there, {mine.get(key)} now" for key in keys)
         raise DataError(f"{path} is of another config ({differences}): use another --workdir or the same config")
+
+
+def check_batch(config: Any, mesh: jax.sharding.Mesh) -> None:
+    """Raises DataError for a batch that the data and fsdp axes, or the hosts, cannot share evenly."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.batch_size % parts or config.batch_size % jax.process_count():
+        raise DataError(
+            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp = {parts} "
+            f"and {jax.process_count()} hosts: use a multiple of both"
+        )
 
 
 def require_finite(values: dict[str, float], step: int, batch: dict[str, Any], workdir: Path) -> None:

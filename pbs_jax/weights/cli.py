@@ -53,6 +53,8 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from pbs_jax.compile_cache import use_compile_cache
     from pbs_jax.weights.verify import verify
 
+    use_compile_cache()
     return verify(args.export, args.data, split=args.split, n=args.n, out=args.out, workdir=args.workdir)

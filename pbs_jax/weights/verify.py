@@ -9,8 +9,9 @@ logits within TIE of each other) is counted apart and does not fail.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from pbs_jax.bench.records import load_questions
 from pbs_jax.bench.run import picture_source
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
-from pbs_jax.decode.answer import MAX_NEW, Answerer, load_answerer
+from pbs_jax.decode.answer import MAX_NEW, VISUAL_TREES, Answerer, load_answerer
 from pbs_jax.decode.generate import generate
 from pbs_jax.train.state import tree_sha256
 from pbs_jax.weights.torch_answer import TorchAnswerer, batch_rows, load_export
@@ -52,7 +53,8 @@ class Difference:
         if ours.shape != theirs.shape:
             raise DataError(f"PyTorch gives shape {ours.shape} where JAX gives {theirs.shape}")
         error = np.abs(ours - theirs)
-        self.largest, self.scale = max(self.largest, error.max()), max(self.scale, np.abs(theirs).max())
+        # np.maximum keeps a NaN, which then is within no tolerance; max() would lose it.
+        self.largest, self.scale = np.maximum(self.largest, error.max()), np.maximum(self.scale, np.abs(theirs).max())
         self.total, self.count = self.total + error.sum(), self.count + error.size
 
     @property
@@ -90,22 +92,23 @@ def verify(
 def compare(theirs: Answerer, ours: TorchAnswerer, asked: Sequence[QA], images: dict[str, bytes]) -> dict[str, Any]:
     """All figures, flat: `verdict`, counts, and per stage `_max_abs`, `_mean_abs`, `_relative`."""
     stages = {name: Difference() for name in (*LIMITED, *END_TO_END)}
-    forward = jax_stages(theirs)
+    graphs, params = (tuple(values[name] for name in VISUAL_TREES) for values in (theirs.graphs, theirs.params))
     pixels = np.stack([decode_image(image, theirs.image_side) for image in images.values()])
     place = {image_id: row for row, image_id in enumerate(images)}
-    shared = []  # JAX's visual tokens, for both language models
+    shared = []  # JAX's visual tokens: its own end-to-end ones, and the input of both language models
     for start in range(0, len(pixels), BATCH):
         part = pixels[start : start + BATCH]
         padded = np.concatenate([part, np.repeat(part[:1], BATCH - len(part), axis=0)])
-        tokens, rounded, queries, visual = (np.array(value)[: len(part)] for value in forward(padded))
+        tokens, rounded, queries, visual = (
+            np.array(value)[: len(part)] for value in jax_stages(graphs, params, padded)
+        )
         own = ours.parts["qformer"](torch.from_numpy(rounded))
         stages["backbone_tokens"].add(ours.features(part), tokens)
         stages["qformer_queries"].add(own, queries)
         stages["visual_tokens"].add(ours.parts["projector"](own), visual)
         shared.append(visual)
-    given = np.concatenate(shared)
-    separate = {"jax": theirs.encode(list(images.values())), "torch": ours.encode(list(images.values()))}
-    stages["end_to_end_visual_tokens"].add(separate["torch"], separate["jax"])
+    given, alone = np.concatenate(shared), ours.encode(list(images.values()))
+    stages["end_to_end_visual_tokens"].add(alone, given)
 
     options = [shown_options(qa) for qa in asked]
     prompts = [prompt_tokens(theirs.tokenizer, qa, shown) for qa, shown in zip(asked, options, strict=True)]
@@ -115,19 +118,18 @@ def compare(theirs: Answerer, ours: TorchAnswerer, asked: Sequence[QA], images: 
     for rows in progress(batches, len(batches), "comparing answers"):
         kind, part = kinds[rows[0]], [prompts[i] for i in rows]
         where = [place[asked[i].image_id] for i in rows]
-        _, jax_first = jax_generate(theirs, part, given[where], kind)
+        jax_tokens, jax_first = jax_generate(theirs, part, given[where], kind)
         _, torch_first = ours.generate(part, given[where], kind)
         stages["prompt_logits"].add(torch_first, jax_first)
         divergence += kl(jax_first, torch_first.numpy()).sum()
         same_top += int((torch_first.numpy().argmax(-1) == jax_first.argmax(-1)).sum())
-        jax_tokens, jax_first = jax_generate(theirs, part, separate["jax"][where], kind)
-        torch_tokens, torch_first = ours.generate(part, separate["torch"][where], kind)
+        torch_tokens, torch_first = ours.generate(part, alone[where], kind)
         stages["end_to_end_prompt_logits"].add(torch_first, jax_first)
         for row, i in enumerate(rows):
             if jax_tokens[row] == torch_tokens[row]:
                 same += 1
                 continue
-            gap = margin(ours, part[row], separate["torch"][where[row]], jax_tokens[row], torch_tokens[row])
+            gap = margin(ours, part[row], alone[where[row]], jax_tokens[row], torch_tokens[row])
             ties += gap <= TIE
             texts = " and ".join(repr(ours.tokenizer.decode(tokens[row])) for tokens in (jax_tokens, torch_tokens))
             parted.append(f"{asked[i].id}: {texts}, {gap:.2g} logits apart")
@@ -156,18 +158,14 @@ def compare(theirs: Answerer, ours: TorchAnswerer, asked: Sequence[QA], images: 
     }
 
 
-def jax_stages(answerer: Answerer) -> Callable[[np.ndarray], tuple[jax.Array, ...]]:
+@functools.partial(jax.jit, static_argnums=0)
+def jax_stages(graphs: tuple[Any, ...], params: tuple[Any, ...], pixels: jax.Array) -> tuple[jax.Array, ...]:
     """uint8[B, S, S, 3] -> backbone tokens, the same rounded to bfloat16, queries, visual tokens, all float32."""
-
-    @jax.jit
-    def forward(params: Any, pixels: jax.Array) -> tuple[jax.Array, ...]:
-        model = {name: nnx.merge(answerer.graphs[name], params[name]) for name in ("backbone", "qformer", "projector")}
-        tokens = model["backbone"](normalise(pixels))["x_prenorm"]
-        rounded = tokens.astype(jnp.bfloat16).astype(jnp.float32)
-        queries = model["qformer"].encode(rounded)
-        return tokens, rounded, queries, model["projector"](queries)
-
-    return lambda pixels: forward(answerer.params, pixels)
+    vit, qformer, projector = (nnx.merge(graph, tree) for graph, tree in zip(graphs, params, strict=True))
+    tokens = vit(normalise(pixels))["x_prenorm"]
+    rounded = tokens.astype(jnp.bfloat16).astype(jnp.float32)
+    queries = qformer.encode(rounded)
+    return tokens, rounded, queries, projector(queries)
 
 
 def jax_generate(

@@ -51,7 +51,10 @@ class Chain:
 def tiny_size(name: str, tokenizer: Tokenizer | None = None) -> Size:
     """In place of `get_size`."""
     vocab = {"vocab": tokenizer.size} if tokenizer else {}
-    ids = {key: tokenizer.id(token) if tokenizer else 0 for key, token in (("pad_id", PAD), ("cls_id", CLS), ("dec_id", DEC))}
+    ids = {
+        key: tokenizer.id(token) if tokenizer else 0
+        for key, token in (("pad_id", PAD), ("cls_id", CLS), ("dec_id", DEC))
+    }
     width = {"dim": 32, "layers": 2, "heads": 4, "ffn_dim": 48}
     return Size(
         name,
@@ -72,7 +75,7 @@ def random_tree(make: Any, seed: int) -> dict[str, Any]:
             value = value * np.float32(1.3 / leaf.shape[-2] ** 0.5)
         elif path[-1] in ("scale", "ls1", "ls2"):
             value = 1 + value / 4
-        elif path[-1] == "bias":
+        elif path[-1] in ("bias", "embedding"):  # small embeddings: the layers decide the next token, not the last one
             value = value / 5
         leaves[path] = value
     return unflatten_dict(leaves)

@@ -1,0 +1,69 @@
+"""Asking a finished phase 3: whole chain, answer modes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.datasets import read_questions
+from data_prep.io import open_dataset
+from data_prep.schema import DataError, shown_options
+from pbs_jax.decode.answer import Answerer, load_answerer
+from pbs_jax.train import handover, loop
+from tests.train.conftest import cell_qa_config
+
+
+@pytest.fixture(scope="module")
+def workdir(drawn: Path, phases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cell_qa")
+    loop.train(cell_qa_config(drawn, phases), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def answerer(workdir: Path) -> Answerer:
+    return load_answerer(workdir, batch_size=8)
+
+
+def test_images_become_one_row_of_visual_tokens_each(drawn: Path, answerer: Answerer):
+    cells = open_dataset(drawn / "cells", "test")
+    images = [cells[i]["image"] for i in range(3)]
+    visual = answerer.encode(images)
+    assert visual.shape == (3, 32, 192)
+    np.testing.assert_allclose(answerer.encode(images[::-1])[::-1], visual, atol=1e-5)
+
+
+def test_closed_questions_get_an_allowed_answer_by_likelihood(drawn: Path, answerer: Answerer):
+    questions = [qa for qa in read_questions(drawn, "test") if qa.options or qa.question_type == "true_false"][:20]
+    options = [shown_options(qa) for qa in questions]
+    answers = answerer.answer(None, questions, options, "letter_likelihood")
+    for qa, shown, answer in zip(questions, options, answers, strict=True):
+        assert answer in (("true", "false") if not shown else "ABCDE"[: len(shown)]), qa.id
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(drawn: Path, answerer: Answerer):
+    questions = list(read_questions(drawn, "test"))[:12]
+    options = [shown_options(qa) for qa in questions]
+    visual = np.random.default_rng(0).standard_normal((12, 32, 192)).astype(np.float32)
+    together = answerer.answer(visual, questions, options)
+    backwards = answerer.answer(visual[::-1].copy(), questions[::-1], options[::-1])
+    assert together == backwards[::-1]
+
+
+def test_what_does_not_belong_together_is_refused(workdir: Path, phases: dict[str, Path], tmp_path: Path):
+    with pytest.raises(DataError, match=r"expected cell_qa"):
+        load_answerer(phases["qformer"])
+    content = json.loads((workdir / handover.FILE).read_text())
+    content["facts"]["backbone_sha256"] = "0" * 64
+    (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
+    (tmp_path / handover.FILE).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"no longer holds the backbone"):
+        load_answerer(tmp_path)
+
+
+def test_an_unknown_mode_is_named(answerer: Answerer):
+    with pytest.raises(DataError, match='"guess" is unknown'):
+        answerer.answer(None, [], [], "guess")

@@ -1,0 +1,174 @@
+"""The PyTorch module: the official networks by their own numbers, strict loading, and an export that answers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from data_prep.schema import DataError, shown_options
+from pbs_jax.bench import run as bench
+from pbs_jax.bench.records import load_predictions, load_questions
+from pbs_jax.models.decoder import DecoderConfig
+from pbs_jax.models.vit import ViTConfig
+from pbs_jax.weights.export import export
+from pbs_jax.weights.files import write_safetensors
+from tests.models.golden import Golden, close
+from tests.weights.conftest import Chain
+from tests.weights.test_export import GOLDEN
+
+pytestmark = pytest.mark.torch
+MLP = ViTConfig(image_size=112, patch_size=14, dim=48, depth=3, heads=3, mlp_dim=192)
+SWIGLU = dataclasses.replace(MLP, ffn="swiglu", mlp_dim=128)
+TINY_QWEN = DecoderConfig(
+    vocab=600, dim=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn_dim=64, rope_theta=1e6, mrope_section=(2, 1, 1)
+)
+
+
+def loaded(module: Any, shape: Any, weights: dict[str, np.ndarray]) -> Any:
+    """A module of ours with the official weights, every one of them."""
+    import torch
+
+    from pbs_jax.weights.torch_answer import fill
+
+    net = module(SimpleNamespace(**dataclasses.asdict(shape)))
+    fill(net, {name: torch.from_numpy(value) for name, value in weights.items()}, "golden")
+    return net
+
+
+def part(weights: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("file", "shape", "variant", "image"),
+    [
+        ("dinov2_mlp", MLP, "off0.1_noaa", "img112"),
+        ("dinov2_mlp", MLP, "off0.1_noaa", "img140x98"),
+        ("dinov2_mlp", MLP, "off0.0_aa", "img140x98"),
+        ("dinov2_swiglu", SWIGLU, "off0.1_noaa", "img112"),
+    ],
+)
+def test_backbone_is_dinov2(shared: Path, file: str, shape: ViTConfig, variant: str, image: str) -> None:
+    import torch
+
+    from pbs_jax.weights.torch_model import ViT
+
+    offset, antialias = variant.removeprefix("off").split("_")
+    shape = dataclasses.replace(shape, interpolate_offset=float(offset), antialias=antialias == "aa")
+    golden, images = Golden(shared, file), Golden(shared, "dinov2_mlp").inp[image]
+    tokens = loaded(ViT, shape, golden.w)(torch.from_numpy(images))
+    close(tokens, golden.out[f"{variant}.{image}.x_prenorm"])
+
+
+def test_image_pass_is_the_official_one(shared: Path) -> None:
+    import torch
+
+    from pbs_jax.weights.torch_model import QFormer
+
+    golden = Golden(shared, "qformer")
+    weights = {name: value for name, value in part(golden.w, "qformer.").items() if not name.endswith("position_ids")}
+    queries = loaded(QFormer, GOLDEN, weights)(torch.from_numpy(golden.inp["images"]))
+    close(queries, golden.out["image_pass.last_hidden_state"])
+
+
+@pytest.mark.parametrize("count", [8, 32])
+def test_decoder_gives_the_official_greedy_tokens(shared: Path, count: int) -> None:
+    """A tiny Qwen2.5-VL with a visual strip of 8 or 32 tokens, prompts padded on the left."""
+    import torch
+
+    from pbs_jax.weights.torch_model import Decoder
+
+    golden = Golden(shared, f"qwen_tiny_n{count}")
+    weights = {f"model.{name}": value for name, value in part(golden.w, "model.language_model.").items()}
+    decoder = loaded(Decoder, TINY_QWEN, weights | {"lm_head.weight": golden.w["lm_head.weight"]})
+    ids, real = golden.inp["gen.input_ids"], golden.inp["gen.attention_mask"].astype(bool)
+    prompts = [row[seen].tolist() for row, seen in zip(ids, real, strict=True)]
+    visual = torch.from_numpy(golden.out["adapter_output"]).unflatten(0, (-1, count))
+    expected = golden.out["gen.rp1.00.tokens"]
+    found, first = decoder.generate(prompts, visual, pad_id=596, slot_id=590, stop_id=-1, max_new=expected.shape[1])
+    close(first, golden.out["gen.prompt_logits_last"])
+    assert found == expected.tolist()
+
+
+@pytest.fixture(scope="module")
+def exported(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("export")
+    export(chain.runs["cell_qa"], out)
+    return out
+
+
+def rewritten(exported: Path, folder: Path, file: str, change: Any) -> Path:
+    """A copy of the export with one file's tensors changed, and export.json saying so."""
+    folder.mkdir()
+    for path in exported.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(folder / file)
+    change(tensors)
+    card = json.loads((folder / "export.json").read_text())
+    card["files"][file] = write_safetensors(folder / file, tensors, {})
+    (folder / "export.json").write_text(json.dumps(card))
+    return folder
+
+
+def test_loading_is_strict(exported: Path, chain: Chain, tmp_path: Path) -> None:
+    from pbs_jax.weights.torch_answer import load_export
+
+    name = "model.visual.encoder.qformer.temp"
+    changes = {
+        "missing temp": lambda tensors: tensors.pop(name),
+        "extra tempo": lambda tensors: tensors.update({f"{name}o": tensors[name]}),
+        r"temp is \(1,\), not \(\)": lambda tensors: tensors.update({name: tensors[name][None]}),
+        "1 tensors of no part, first other": lambda tensors: tensors.update({"other": tensors[name]}),
+    }
+    for number, (message, change) in enumerate(changes.items()):
+        with pytest.raises(DataError, match=message):
+            load_export(rewritten(exported, tmp_path / str(number), "model.safetensors", change))
+    export(chain.runs["cell_qa"], tmp_path / "bare", frozen=False)
+    with pytest.raises(DataError, match=r"has no frozen\.safetensors"):
+        load_export(tmp_path / "bare")
+
+
+def test_an_answer_does_not_depend_on_its_batch(exported: Path, chain: Chain) -> None:
+    from pbs_jax.weights.torch_answer import load_export
+
+    model = load_export(exported)
+    asked = load_questions(chain.root, "test").items[:12]
+    options = [shown_options(qa) for qa in asked]
+    picture = bench.picture_source(chain.root, "test", "image", asked)
+    visual = model.encode([picture(qa) or b"" for qa in asked])
+    together = model.answer(visual, asked, options)
+    alone = [model.answer(visual[i : i + 1], [qa], [options[i]])[0] for i, qa in enumerate(asked)]
+    assert together == alone and len(set(together)) > 6
+    assert model.answer(visual[::-1].copy(), asked, options) != together  # the picture counts
+    closed = [i for i, qa in enumerate(asked) if qa.question_type in bench.CLOSED]
+    picked = model.answer(visual, asked, options, "letter_likelihood")
+    assert {picked[i] for i in closed} <= {"true", "false", "A", "B", "C", "D"}
+
+
+@pytest.mark.parametrize(("modality", "mode"), [("image", "generate"), ("blind", "letter_likelihood")])
+def test_bench_gets_the_same_answers_as_from_jax(
+    exported: Path, chain: Chain, tmp_path: Path, modality: str, mode: str
+) -> None:
+    found = {}
+    for name, model in (("jax", f"pbs:{chain.runs['cell_qa']}"), ("torch", f"torch:{exported}")):
+        assert bench.run(model, chain.root, tmp_path / name, modality=modality, mode=mode, limit=40) == 0
+        answers = load_predictions(tmp_path / name / "predictions.jsonl")
+        found[name] = [(item.key, item.prediction, item.answer_mode) for item in answers]
+    assert found["jax"] == found["torch"] and len({prediction for _, prediction, _ in found["jax"]}) > 4
+    card = json.loads((tmp_path / "torch" / "run.json").read_text())
+    assert card["name"] == "pbs nano (PyTorch)" and card["model"]["phase"] == "cell_qa"
+
+
+def test_answering_in_torch_needs_no_jax(repo: Path) -> None:
+    code = "import sys, pbs_jax.weights.torch_answer; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
+    assert done.stdout.strip() == "False", done.stderr
