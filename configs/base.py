@@ -54,6 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             },
             # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.
             "init_from": {"backbone": "", "language_model": "", "qformer": ""},
+            "weighting": "token",  # of answer losses: "token" (official, ForCausalLM's mean) or "answer" (each alike)
             "batch_size": 32,  # examples per step over all hosts
             "steps": 1000,  # optimiser updates
             "epochs": 0,  # > 0: passes over the train split; `steps` is then computed from it

@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     audit.set_defaults(run=_audit)
 
     run = commands.add_parser("run", help="ask a model every question; continues where it stopped")
-    run.add_argument("--model", required=True, help="pbs:WORKDIR, replay:FILE or constant:TEXT")
+    run.add_argument("--model", required=True, help="pbs:WORKDIR, torch:EXPORT, replay:FILE or constant:TEXT")
     run.add_argument("--data", type=Path, required=True, help="OUT of `pbs data run` (cells and cell_qa)")
     run.add_argument("--split", default="test", help="split asked (default: test)")
     run.add_argument("--out", type=Path, required=True, help="run folder: predictions.jsonl and run.json")

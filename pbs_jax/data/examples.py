@@ -109,6 +109,7 @@ class QuestionBins(Sequence[Example]):
     """Phases 0b and 3. One packed bin: tokens, targets, segments int32[L], positions int32[3, L], and
 
     answers int32[A]: the supervised positions first, padded by -1 (A = the most that any bin of the dataset has);
+    shares float32[A]: one over the length of the answer that the position belongs to; firsts bool[A]: an answer's first token;
     visual: with captions int32[Q] the caption's token ids for the slot, with features bfloat16[1+N, D] of the image.
     """
 
@@ -135,8 +136,13 @@ class QuestionBins(Sequence[Example]):
         record = self._bins[index]
         targets = np.asarray(record["targets"], np.int32)
         supervised = np.flatnonzero(targets >= 0)
-        answers = np.full(self._answers, -1, np.int32)
-        answers[: len(supervised)] = supervised
+        branches = np.asarray(record["segments"])[supervised]
+        count = len(supervised)
+        answers, shares = np.full(self._answers, -1, np.int32), np.zeros(self._answers, np.float32)
+        firsts = np.zeros(self._answers, bool)
+        answers[:count] = supervised
+        shares[:count] = 1.0 / np.bincount(branches)[branches]
+        firsts[:count] = np.diff(branches, prepend=-1) != 0
         example = {
             "index": np.asarray(index, np.int32),
             "tokens": np.asarray(record["tokens"], np.int32),
@@ -144,6 +150,8 @@ class QuestionBins(Sequence[Example]):
             "segments": np.asarray(record["segments"], np.int32),
             "positions": np.asarray(record["positions"], np.int32),
             "answers": answers,
+            "shares": shares,
+            "firsts": firsts,
         }
         if self._with_captions:
             example["visual"] = self._slots[record["image_id"]]

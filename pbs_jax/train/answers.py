@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from data_prep.schema import DataError
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import insert_visual
 from pbs_jax.train.phase import Example, batches
@@ -30,12 +31,16 @@ def branch_mask(segments: jax.Array) -> jax.Array:
 
 
 def answer_loss(
-    model: Decoder, batch: dict[str, jax.Array], visual: jax.Array, slot_id: int
+    model: Decoder, batch: dict[str, jax.Array], visual: jax.Array, slot_id: int, weighting: str
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Token-mean cross-entropy over all answers of the batch (ForCausalLM's mean), and the share of tokens that are right.
+    """Cross-entropy over all answers of the batch, with the shares of tokens and of first tokens that are right.
 
     batch: a batch of `pbs_jax.data.examples.QuestionBins`; visual: [B, Q, D] embeddings for the slot.
+    weighting: "token", the mean over answer tokens as Hugging Face's ForCausalLM; "answer", every answer counts alike, so
+    that one letter weighs as much as a described cell. Raises DataError for another one.
     """
+    if weighting not in ("token", "answer"):
+        raise DataError(f'config.weighting "{weighting}" is unknown: use token or answer')
     embeds = insert_visual(model.embed(batch["tokens"]), batch["tokens"], visual, slot_id)
     positions = batch["positions"].transpose(1, 0, 2)
     hidden, _ = model(embeds, positions, branch_mask(batch["segments"]))
@@ -43,10 +48,16 @@ def answer_loss(
     real = batch["answers"] >= 0
     logits = model.logits(jnp.take_along_axis(hidden, where[..., None], axis=1)).astype(jnp.float32)
     targets = jnp.where(real, jnp.take_along_axis(batch["targets"], where, axis=1), 0)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    count = jnp.maximum(real.sum(), 1)  # a batch without supervised tokens gives zero gradient, not NaN
-    right = ((logits.argmax(-1) == targets) & real).sum() / count
-    return jnp.where(real, losses, 0.0).sum() / count, {"token_accuracy": right}
+    losses = jnp.where(real, optax.softmax_cross_entropy_with_integer_labels(logits, targets), 0.0)
+    weights = real.astype(jnp.float32) if weighting == "token" else jnp.where(real, batch["shares"], 0.0)
+    # A batch without supervised tokens gives zero gradient, not NaN.
+    loss = (losses * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
+    right = logits.argmax(-1) == targets
+    firsts = real & batch["firsts"]
+    return loss, {
+        "token_accuracy": (right & real).sum() / jnp.maximum(real.sum(), 1),
+        "first_token_accuracy": (right & firsts).sum() / jnp.maximum(firsts.sum(), 1),
+    }
 
 
 def evaluate_answers(

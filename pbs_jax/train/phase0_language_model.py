@@ -26,7 +26,7 @@ from pbs_jax.train.state import Params
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, caption_dropout."""
+    """config: size, seed, data.root, batch_size, caption_dropout, weighting."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     shape = get_size(config.size, tokenizer).decoder
@@ -39,7 +39,7 @@ def build(config: Any) -> Phase:
         if key is not None:
             dropped = jax.random.bernoulli(key, config.caption_dropout, (visual.shape[0], 1))
             visual = jnp.where(dropped, slot_id, visual)
-        return answer_loss(model, batch, model.embed(visual), slot_id)
+        return answer_loss(model, batch, model.embed(visual), slot_id, config.weighting)
 
     train = Preloaded(QuestionBins(root, "train", captions=tokenizer))
     val = Preloaded(QuestionBins(root, "val", captions=tokenizer))

@@ -28,7 +28,7 @@ from pbs_jax.train.state import Params, tree_sha256
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, init_from.{backbone, qformer, language_model} (workdirs of 0a, 1, 0b)."""
+    """config: size, seed, data.root, batch_size, weighting, init_from.{backbone, qformer, language_model} (workdirs of 0a, 1, 0b)."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     size = get_size(config.size, tokenizer)
@@ -54,7 +54,8 @@ def build(config: Any) -> Phase:
             batch["visual"].astype(jnp.float32),
             key=key,
         )
-        return answer_loss(nnx.merge(decoder_graph, frozen["language_model"]), batch, visual, slot_id)
+        decoder = nnx.merge(decoder_graph, frozen["language_model"])
+        return answer_loss(decoder, batch, visual, slot_id, config.weighting)
 
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     backbone_sha256 = tree_sha256(handover.load(config.init_from.backbone, ["backbone"])["backbone"])

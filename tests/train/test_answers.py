@@ -23,7 +23,9 @@ def as_batch(bins: list[dict]) -> dict[str, jax.Array]:
         where = np.flatnonzero(record["targets"] >= 0)
         answers[row, : len(where)] = where
     names = ("tokens", "targets", "segments", "positions")
-    return {name: jnp.stack([record[name] for record in bins]) for name in names} | {"answers": jnp.asarray(answers)}
+    unused = {"shares": jnp.zeros(answers.shape), "firsts": jnp.zeros(answers.shape, bool)}
+    arrays = {name: jnp.stack([record[name] for record in bins]) for name in names}
+    return arrays | unused | {"answers": jnp.asarray(answers)}
 
 
 def test_a_packed_bin_has_the_loss_of_one_question_a_row(drawn: Path):
@@ -38,10 +40,10 @@ def test_a_packed_bin_has_the_loss_of_one_question_a_row(drawn: Path):
     slot = tokenizer.id(IMAGE_PAD)
 
     with jax.default_matmul_precision("highest"):
-        together = jax.grad(lambda v: answer_loss(model, as_batch(packed), v, slot)[0])
-        apart = jax.grad(lambda v: answer_loss(model, as_batch(single), jnp.repeat(v, len(single), 0), slot)[0])
-        loss_together = answer_loss(model, as_batch(packed), visual, slot)[0]
-        loss_apart = answer_loss(model, as_batch(single), jnp.repeat(visual, len(single), 0), slot)[0]
+        together = jax.grad(lambda v: answer_loss(model, as_batch(packed), v, slot, "token")[0])
+        apart = jax.grad(lambda v: answer_loss(model, as_batch(single), jnp.repeat(v, len(single), 0), slot, "token")[0])
+        loss_together = answer_loss(model, as_batch(packed), visual, slot, "token")[0]
+        loss_apart = answer_loss(model, as_batch(single), jnp.repeat(visual, len(single), 0), slot, "token")[0]
         np.testing.assert_allclose(loss_together, loss_apart, rtol=1e-5)
         np.testing.assert_allclose(together(visual), apart(visual), atol=1e-6)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import v1 as ocp
 from PIL import Image
+from safetensors.numpy import load_file
 
 from data_prep.datasets import CELL_FEATURES, QA_FEATURES, cell_record, qa_record
 from data_prep.io import write_dataset
@@ -28,6 +31,8 @@ from pbs_jax.models.vit import ViT, ViTConfig
 from pbs_jax.train import handover
 from pbs_jax.train.phase0_backbone import OUTPUTS
 from pbs_jax.train.state import tree_sha256
+from pbs_jax.weights.export import export
+from pbs_jax.weights.files import write_safetensors
 from tests.data_prep.wbcatt import made_cells
 
 PHASES = {
@@ -88,9 +93,8 @@ def finish(workdir: Path, phase: str, trees: dict[str, Any], root: Path, facts: 
     handover.write(workdir, step=7, trees=trees, config=config, facts={"size": "nano", **facts}, phase=phase)
 
 
-@pytest.fixture(scope="session")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    """While it lives, "nano" is `tiny_size` for export and answering."""
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     root, runs = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs")
     cells = [dataclasses.replace(cell, image=noise(k)) for k, cell in enumerate(made_cells(6))]
     questions = cell_questions(cells)
@@ -110,10 +114,42 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         facts |= {name: str(runs / name), f"{name}_sha256": tree_sha256(params[name])}
     for phase, trees in PHASES.items():
         finish(runs / phase, phase, {name: params[name] for name in trees}, root, facts)
+    return Chain(root, {phase: runs / phase for phase in PHASES}, params, size)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
+    """Makes "nano" `tiny_size` for export and answering; programs are hardly optimised: compiling them is what takes time."""
+    flag = "jax_disable_most_optimizations"
+    before = jax.config.read(flag)
+    jax.config.update(flag, True)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # no programs in the home folder of who runs the tests
         patch.setattr("pbs_jax.decode.answer.get_size", tiny_size)
         patch.setattr("pbs_jax.weights.export.get_size", tiny_size)
-        yield Chain(root, {phase: runs / phase for phase in PHASES}, params, size)
+        yield
+    jax.config.update(flag, before)
+
+
+@pytest.fixture(scope="module")
+def exported(chain: Chain, tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported question-answering phase; not to be written to."""
+    out = tmp_path_factory.mktemp("export")
+    export(chain.runs["cell_qa"], out)
+    return out
+
+
+def rewritten(exported: Path, folder: Path, file: str, change: Any) -> Path:
+    """A copy of the export with one file's tensors changed, and export.json saying so."""
+    folder.mkdir()
+    for path in exported.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(folder / file)
+    change(tensors)
+    card = json.loads((folder / "export.json").read_text())
+    card["files"][file] = write_safetensors(folder / file, tensors, {})
+    (folder / "export.json").write_text(json.dumps(card))
+    return folder
 
 
 def noise(seed: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,16 @@ def test_a_chain_that_has_changed_is_refused(chain: Chain, tmp_path: Path) -> No
         with pytest.raises(DataError, match=message):
             export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_without_torch_verify_says_what_to_install(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pbs_jax.weights.verify", "pbs_jax.weights.torch_answer", "pbs_jax.weights.torch_model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["weights", "verify", "--export", "x", "--data", str(chain.root)]) == 1
+    assert (
+        capsys.readouterr().err
+        == 'pbs: the package "torch" is missing: install it with `pip install "pbs-jax[torch]"`\n'
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from data_prep.schema import DataError, shown_options
 from pbs_jax.bench import run as bench
-from pbs_jax.bench.records import load_predictions, load_questions
+from pbs_jax.bench.records import load_questions
 from pbs_jax.models.decoder import DecoderConfig
 from pbs_jax.models.vit import ViTConfig
 from pbs_jax.weights.export import export
-from pbs_jax.weights.files import write_safetensors
 from tests.models.golden import Golden, close
-from tests.weights.conftest import Chain
+from tests.weights.conftest import Chain, rewritten
 from tests.weights.test_export import GOLDEN
 
 pytestmark = pytest.mark.torch
@@ -99,26 +96,6 @@ def test_decoder_gives_the_official_greedy_tokens(shared: Path, count: int) -> N
     assert found == expected.tolist()
 
 
-@pytest.fixture(scope="module")
-def exported(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("export")
-    export(chain.runs["cell_qa"], out)
-    return out
-
-
-def rewritten(exported: Path, folder: Path, file: str, change: Any) -> Path:
-    """A copy of the export with one file's tensors changed, and export.json saying so."""
-    folder.mkdir()
-    for path in exported.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(folder / file)
-    change(tensors)
-    card = json.loads((folder / "export.json").read_text())
-    card["files"][file] = write_safetensors(folder / file, tensors, {})
-    (folder / "export.json").write_text(json.dumps(card))
-    return folder
-
-
 def test_loading_is_strict(exported: Path, chain: Chain, tmp_path: Path) -> None:
     from pbs_jax.weights.torch_answer import load_export
 
@@ -152,20 +129,6 @@ def test_an_answer_does_not_depend_on_its_batch(exported: Path, chain: Chain) ->
     closed = [i for i, qa in enumerate(asked) if qa.question_type in bench.CLOSED]
     picked = model.answer(visual, asked, options, "letter_likelihood")
     assert {picked[i] for i in closed} <= {"true", "false", "A", "B", "C", "D"}
-
-
-@pytest.mark.parametrize(("modality", "mode"), [("image", "generate"), ("blind", "letter_likelihood")])
-def test_bench_gets_the_same_answers_as_from_jax(
-    exported: Path, chain: Chain, tmp_path: Path, modality: str, mode: str
-) -> None:
-    found = {}
-    for name, model in (("jax", f"pbs:{chain.runs['cell_qa']}"), ("torch", f"torch:{exported}")):
-        assert bench.run(model, chain.root, tmp_path / name, modality=modality, mode=mode, limit=40) == 0
-        answers = load_predictions(tmp_path / name / "predictions.jsonl")
-        found[name] = [(item.key, item.prediction, item.answer_mode) for item in answers]
-    assert found["jax"] == found["torch"] and len({prediction for _, prediction, _ in found["jax"]}) > 4
-    card = json.loads((tmp_path / "torch" / "run.json").read_text())
-    assert card["name"] == "pbs nano (PyTorch)" and card["model"]["phase"] == "cell_qa"
 
 
 def test_answering_in_torch_needs_no_jax(repo: Path) -> None:

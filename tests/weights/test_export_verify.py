@@ -7,26 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from data_prep.schema import DataError
+from data_prep.tokens import prompt_tokens
 from pbs_jax import cli
-from pbs_jax.bench.records import load_questions
-from pbs_jax.bench.run import picture_source
-from pbs_jax.weights.export import export
-from tests.weights.conftest import Chain
-from tests.weights.test_export_torch import rewritten
+from pbs_jax.bench import run as bench
+from pbs_jax.bench.records import load_predictions, load_questions
+from tests.weights.conftest import Chain, rewritten
 
 pytestmark = pytest.mark.torch
 LAYER = "model.visual.encoder.qformer.Qformer.bert.encoder.layer.0"
-
-
-@pytest.fixture(scope="module")
-def exported(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("export")
-    export(chain.runs["cell_qa"], out)
-    return out
 
 
 def swap(tensors: dict[str, Any], one: str, two: str) -> None:
@@ -60,6 +53,18 @@ def test_what_was_exported_is_the_same_in_torch(
     assert "answers identical 60 of 60" in capsys.readouterr().out
 
 
+def test_bench_gets_the_same_answers_as_from_jax(exported: Path, chain: Chain, tmp_path: Path) -> None:
+    found = {}
+    for name, model in (("jax", f"pbs:{chain.runs['cell_qa']}"), ("torch", f"torch:{exported}")):
+        with jax.default_matmul_precision("highest"):  # as verify: its programs are used again
+            assert bench.run(model, chain.root, tmp_path / name, mode="letter_likelihood", limit=40) == 0
+        answers = load_predictions(tmp_path / name / "predictions.jsonl")
+        found[name] = [(item.key, item.prediction, item.answer_mode) for item in answers]
+    assert found["jax"] == found["torch"] and len({prediction for _, prediction, _ in found["jax"]}) > 8
+    card = json.loads((tmp_path / "torch" / "run.json").read_text())
+    assert card["name"] == "pbs nano (PyTorch)" and card["model"]["phase"] == "cell_qa"
+
+
 def test_a_planted_swap_fails(exported: Path, chain: Chain, tmp_path: Path) -> None:
     """Keys and values of the first cross-attention, exchanged in the file."""
     keys = f"{LAYER}.crossattention.self"
@@ -82,7 +87,7 @@ def scaled(part: str, name: str, factor: float) -> Callable[[Any], None]:
 
 
 def other_sections(parts: Any) -> None:
-    parts["language_model"].shape.mrope_section = (1, 2, 1)
+    parts["language_model"].shape.mrope_section = (1, 1, 2)  # t and h are alike throughout, so w must move
 
 
 @pytest.mark.parametrize(
@@ -103,10 +108,11 @@ def test_each_stage_is_watched(exported: Path, chain: Chain, change: Callable[[A
 
     ours = load_export(exported, verify.BATCH)
     change(ours.parts)
-    asked = [qa for qa in load_questions(chain.root, "test").items if qa.question_type == "true_false"][:8]
-    picture = picture_source(chain.root, "test", "image", asked)
+    asked = [qa for qa in verify.draw(chain.root, "test", 60) if qa.question_type == "true_false"]
+    picture = bench.picture_source(chain.root, "test", "image", asked)
     images = {qa.image_id: picture(qa) or b"" for qa in asked}
-    found = verify.compare(load_answerer(chain.runs["cell_qa"], verify.BATCH), ours, asked, images)
+    with jax.default_matmul_precision("highest"):
+        found = verify.compare(load_answerer(chain.runs["cell_qa"], verify.BATCH), ours, asked, images)
     assert found["verdict"] == "different"
     stages = list(verify.LIMITED)
     for name in stages[: stages.index(stage)]:
@@ -132,10 +138,10 @@ def test_a_tie_is_measured_where_two_answers_part(exported: Path, chain: Chain) 
     from pbs_jax.weights.verify import margin
 
     ours = load_export(exported)
-    prompt = ours.tokenizer.encode("which cell?")
+    prompt = prompt_tokens(ours.tokenizer, load_questions(chain.root, "test").items[0], ())
     visual = np.zeros((1, 32, chain.size.decoder.dim), np.float32)
-    (answer,), _ = ours.generate([prompt], None, "fill_blank")
-    _, logits = ours.generate([[*prompt, *answer[:2]]], None, "fill_blank")
+    (answer,), _ = ours.generate([prompt], visual, "open")
+    _, logits = ours.generate([[*prompt, *answer[:2]]], visual, "open")
     other = (answer[2] + 1) % chain.size.decoder.vocab
     expected = float((logits[0, answer[2]] - logits[0, other]).abs())
     assert margin(ours, prompt, visual[0], answer, [*answer[:2], other, *answer[3:]]) == pytest.approx(
