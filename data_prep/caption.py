@@ -37,7 +37,7 @@ def cell_caption(cell: Cell, variant: int | None = None) -> str:
     words = {fact: qa_bank.answer(fact, value) for fact, value in facts.items() if value is not None}
     chosen = stable_hash("caption", cell.cell_id) % len(VARIANTS) if variant is None else variant
     text = VARIANTS[chosen].format(
-        type=cell.label.lower() if cell.label in WHITE_CELL_CLASSES else "white blood cell",
+        type=cell.label if cell.label in WHITE_CELL_CLASSES else "white blood cell",
         size=words["cell_size"],
         shape=words["cell_shape"],
         nucleus=words["nucleus_shape"],
@@ -61,7 +61,7 @@ def _granules(words: dict[str, str]) -> str:
 
 def _type_only(label: str) -> str:
     if label in WHITE_CELL_CLASSES:
-        return f"{'An' if label[0] in 'AEIOU' else 'A'} {label.lower()}."
+        return f"{'An' if label[0] in 'AEIOU' else 'A'} {label}."
     return "A damaged or partial cell." if label == ARTIFACT else "A white blood cell of another type."
 
 

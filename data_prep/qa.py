@@ -31,7 +31,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QAConfig:
-    train: Rates = Rates(fill_blank=6, true_false=4.0, subtype_choice=2.0, attribute_choice=2.5)
+    train: Rates = Rates(fill_blank=4, true_false=6.0, subtype_choice=3.0, attribute_choice=3.0)
     held_out: Rates = Rates(fill_blank=11, true_false=3.0, subtype_choice=1.0, attribute_choice=1.5)
     choices: int = 4  # options of a multiple-choice question, fewer only where fewer values occur
     type_weight: float = 2.0  # how many times as often a statement about the type is asked as one about an attribute

@@ -35,7 +35,7 @@ WORDINGS: dict[str, Wording] = {
         ("What type of white blood cell is this?", "Name the type of this white blood cell."),
         "This white blood cell is a {}.",
         ("Which type of white blood cell is shown?", "Which of these white blood cell types is this?"),
-        statements={"Eosinophil": "This white blood cell is an eosinophil."},
+        statements={"Eosinophil": "This white blood cell is an Eosinophil."},
     ),
     "cell_size": Wording("morphology", ("How big is this cell?",), "The cell is {}.", option="{} cell"),
     "cell_shape": Wording(
@@ -170,7 +170,7 @@ def value_of(fact: str, text: str) -> str | None:
 def statement(fact: str, value: str) -> str:
     """A sentence that is true exactly for cells with this value."""
     wording = WORDINGS[fact]
-    return wording.statements.get(value) or wording.statement.format(answer(fact, value).lower())
+    return wording.statements.get(value) or wording.statement.format(answer(fact, value))
 
 
 def vocabulary() -> Iterator[str]:

@@ -24,7 +24,8 @@ import pbs_jax
 from data_prep.progress import duration
 from data_prep.schema import DataError
 
-CELLS_PER_CLASS = 200
+CELLS_PER_CLASS = 120  # 360 training cells
+QUESTIONS = 600  # of the held-out ones, asked with and without the image
 PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
 
 
@@ -95,6 +96,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             f"--data={data}",
             f"--out={bench / name}",
             "--name=nano",
+            f"--limit={QUESTIONS}",
         )
         return Step(f"ask_{name}", title, (*argv, *options), (f"bench/{name}",))
 
@@ -114,22 +116,22 @@ def steps(out: Path, seed: int) -> list[Step]:
             ),
             ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
         ),
-        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=150"),
+        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=100"),
         Step(
             "features",
             "backbone features of every cell",
             ("data", "features", f"--root={data}", f"--backbone={backbone}"),
             ("data/cell_features",),
         ),
-        train("phase0_language_model", "phase 0b: language model", "--config.steps=120"),
-        train("phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=60"),
+        train("phase0_language_model", "phase 0b: language model", "--config.steps=80"),
+        train("phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=20"),
         train(
             "phase3_cell_qa",
             "phase 3: answers from images",
             f"--config.init_from.backbone={backbone}",
             f"--config.init_from.language_model={language_model}",
             f"--config.init_from.qformer={qformer}",
-            "--config.steps=120",
+            "--config.steps=70",
         ),
         ask("image", "asking the held-out questions"),
         ask("blind", "asking them again without the image", "--modality=blind"),

@@ -15,6 +15,8 @@ from pbs_jax.train.state import path_name
 # The official trainer decays everything but biases and norm parameters; queries, latents, temp and embeddings are decayed.
 NO_DECAY = re.compile(r"(^|/)(bias|scale|[a-z_]*norm[a-z_0-9]*(/.*)?|ln_[a-z]+(/.*)?)$", re.IGNORECASE)
 
+MUON_RMS = 0.2
+
 
 def decay_mask(params: Any) -> Any:
     """True where weight decay applies."""
@@ -37,12 +39,13 @@ def make_optimizer(config: Any, steps: int) -> optax.GradientTransformation:
             return optax.chain(clip, optax.adamw(rate, b1=config.b1, b2=config.b2, eps=config.eps, **decay))
         case "muon":
             # From scratch on few examples, orthogonalised steps need several times fewer of them (Jordan et al. 2024).
-            # `consistent_rms` 0.2 gives a step the size of Adam's, so that one rate serves both (Moonlight, 2502.16982).
+            # An element moves by 0.2 x lr a step (Moonlight, 2502.16982), in matrices and, through Adam, elsewhere.
             matrices = optax.contrib.muon(
                 rate,
+                adam_learning_rate=lambda step: MUON_RMS * rate(step),
                 weight_decay=config.weight_decay,
                 adam_b2=config.b2,
-                consistent_rms=0.2,
+                consistent_rms=MUON_RMS,
                 muon_weight_dimension_numbers=matrix_dimensions,
             )
             return optax.chain(clip, matrices)

@@ -98,7 +98,7 @@ def test_every_cell_gets_every_format(experts: tuple[list[Cell], list[QA]]) -> N
             for kind in QUESTION_TYPES
         }
         assert (
-            counts["fill_blank"] == (7 if cell.split == "train" else 12)
+            counts["fill_blank"] == (5 if cell.split == "train" else 12)
             and counts["open"] == 1
             and counts["true_false"] >= 2
         ), cell.cell_id
