@@ -15,10 +15,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if config.size != "nano":
         raise ValueError(f'phase0_language_model is for size nano: size "{config.size}" imports a real language model')
     config.phase = "language_model"
-    config.batch_size = 8  # bins of about nine questions each; many small steps teach matching sooner
+    config.batch_size = 16  # bins of about nine questions each
     config.steps = 700
     config.optimizer.name = "muon"
-    config.optimizer.lr = 5e-3  # from scratch
+    config.optimizer.lr = 1e-2  # from scratch
     config.weighting = "answer"  # letters and true/false are the hard part, and one token each
     config.caption_dropout = 0.1  # share of examples whose slot is emptied, so that a missing image is no surprise
     return base.finish(config)

@@ -12,7 +12,7 @@ import pbs_jax
 from data_prep import charts, html
 from data_prep.io import atomic_write, open_dataset
 from data_prep.progress import duration
-from data_prep.schema import QUESTION_TYPES, WHITE_CELL_CLASSES
+from data_prep.schema import QUESTION_TYPES, WHITE_CELL_CLASSES, stable_hash
 
 if TYPE_CHECKING:
     from pbs_jax.demo import Step
@@ -35,7 +35,7 @@ PHASES = {
     "phase1_cell_representation": "phase 1: Q-Former on captions",
     "phase3_cell_qa": "phase 3: answers from images",
 }
-CELLS_PER_CLASS = 8
+CELLS_PER_CLASS = 9
 EXAMPLES_PER_TYPE = 2
 
 
@@ -99,7 +99,7 @@ def mosaic(cells: Iterable[dict[str, Any]]) -> str:
     by_class: dict[str, list[tuple[bytes, str]]] = {name: [] for name in WHITE_CELL_CLASSES}
     for cell in cells:
         if cell["label"] in by_class and len(by_class[cell["label"]]) < CELLS_PER_CLASS:
-            by_class[cell["label"]].append((cell["image"], cell["attributes"].get("nucleus_shape", "")))
+            by_class[cell["label"]].append((cell["image"], json.loads(cell["attributes"]).get("nucleus_shape", "")))
     return "".join(f"<h3>{name}</h3>{html.image_grid(items, 104)}" for name, items in by_class.items() if items)
 
 
@@ -112,7 +112,7 @@ def curves(runs: Path) -> list[str]:
         for line in lines:
             for key, value in line.items():
                 group, _, metric = key.partition("/")
-                if (group == "train" and metric != "grad_norm") or key == "val/loss":
+                if (group == "train" and "accuracy" not in metric and metric != "grad_norm") or key == "val/loss":
                     series.setdefault(metric if group == "train" else "val loss", []).append((line["step"], value))
         panels.append(charts.line_chart(series, title, floor=0.0))
     return panels
@@ -121,6 +121,7 @@ def curves(runs: Path) -> list[str]:
 def examples(predictions: Path, images: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Some answered questions of each type, a wrong one among them where there is one."""
     lines = [json.loads(line) for line in predictions.read_text().splitlines()]
+    lines.sort(key=lambda line: stable_hash("example", line["id"]))  # any order but by image
     chosen = []
     for kind in QUESTION_TYPES:
         found = [line for line in lines if line["question_type"] == kind and line["image_id"] in images]

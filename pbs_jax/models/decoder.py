@@ -131,7 +131,9 @@ class Decoder(nnx.Module):
             return (x, cache), None
 
         carry = (embeds.astype(config.dtype), cache)
-        (x, cache), _ = scan_layers(self.layers, body, carry, jnp.arange(config.layers), remat=config.remat)
+        (x, cache), _ = scan_layers(
+            self.layers, body, carry, jnp.arange(config.layers), remat=config.remat, unroll=config.layers <= 4
+        )
         return self.norm(x), cache
 
 

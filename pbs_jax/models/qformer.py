@@ -65,7 +65,7 @@ class QFormerConfig:
     def nano(cls, **changes: Any) -> QFormerConfig:
         """`pad_id`, `cls_id`, `dec_id` depend on the trained tokenizer: pass them."""
         shape = {"dim": 192, "layers": 4, "heads": 6, "ffn_dim": 512, "encoder_width": 192, "projection": 64}
-        return cls(**{**shape, "vocab": 4096, "max_positions": 64, **changes})
+        return cls(**{**shape, "vocab": 4096, "max_positions": 64, "dropout": 0.0, **changes})
 
 
 class Feed(nnx.Module):

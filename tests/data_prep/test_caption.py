@@ -44,7 +44,7 @@ def test_caption_of_a_known_cell_reads_as_english() -> None:
         "cytoplasm_vacuole": "no",
     }
     assert cell_caption(dataclasses.replace(cell, attributes=attributes), variant=0) == (
-        "Big round eosinophil with bilobed nucleus, dense chromatin, low nuclear-cytoplasmic ratio, "
+        "Big round Eosinophil with bilobed nucleus, dense chromatin, low nuclear-cytoplasmic ratio, "
         "clear light blue cytoplasm, no vacuoles, round red granules."
     )
 
@@ -63,7 +63,7 @@ def test_cells_without_attributes_get_their_type_only() -> None:
     def caption(label: str) -> str:
         return cell_caption(Cell("a", "test", label, "human", b""))
 
-    assert caption("Eosinophil") == "An eosinophil."
+    assert caption("Eosinophil") == "An Eosinophil."
     assert caption("Others") == "A white blood cell of another type."
     assert caption("Artifact") == "A damaged or partial cell."
 

@@ -13,13 +13,13 @@ from data_prep.io import open_dataset
 from data_prep.schema import DataError, shown_options
 from pbs_jax.decode.answer import Answerer, load_answerer
 from pbs_jax.train import handover, loop
-from tests.train.conftest import cell_qa_config
+from tests.train.conftest import cell_qa_config, one_device
 
 
 @pytest.fixture(scope="module")
 def workdir(drawn: Path, phases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cell_qa")
-    loop.train(cell_qa_config(drawn, phases), path)
+    loop.train(cell_qa_config(drawn, phases), path, one_device())
     return path
 
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from orbax.checkpoint import v1 as ocp
 
+from data_prep.tokens import load_tokenizer
 from pbs_jax.config import load
+from pbs_jax.models.qformer import QFormer
+from pbs_jax.models.sizes import get_size
+from pbs_jax.sharding.mesh import make_mesh
+from pbs_jax.train import handover
+from pbs_jax.train.phase import parameters
 
-SMALL = {"steps": 4, "batch_size": 8, "log_every": 1, "save_every": 2, "eval_every": 1000}
+# AdamW: Muon's iterations take long to compile, and have a test of their own.
+SMALL = {"steps": 4, "batch_size": 8, "log_every": 1, "save_every": 2, "eval_every": 1000, "optimizer__name": "adamw"}
+
+
+def one_device() -> jax.sharding.Mesh:
+    """Compiles several times faster than the eight fake devices, which the tests of meshes use."""
+    return make_mesh(devices=jax.devices()[:1])
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +45,28 @@ def small_config(name: str, root: Path, **changes: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def phases(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished phases 0a, 0b and 1 (four steps each) with the cell features between them."""
+    """Phases 0a and 0b (four steps each), the cell features between them, and an untrained phase 1."""
     from pbs_jax.data.features import write_features
     from pbs_jax.train.loop import train
 
     root = tmp_path_factory.mktemp("phases")
     work = {name: root / name for name in ("backbone", "language_model", "qformer")}
-    train(small_config("phase0_backbone", drawn), work["backbone"])
+    mesh = one_device()
+    train(small_config("phase0_backbone", drawn), work["backbone"], mesh)
     write_features(drawn, work["backbone"], drawn)
-    train(small_config("phase0_language_model", drawn), work["language_model"])
-    train(small_config("phase1_cell_representation", drawn), work["qformer"])
+    train(small_config("phase0_language_model", drawn), work["language_model"], mesh)
+    untrained_qformer(drawn, work["qformer"])
     return work
+
+
+def untrained_qformer(drawn: Path, workdir: Path) -> None:
+    """What phase 1 leaves, without its long compilation (test_sigkill.py trains it)."""
+    tokenizer = load_tokenizer(drawn / "tokenizer")
+    shape = get_size("nano", tokenizer).qformer
+    trees = {"qformer": parameters(lambda rngs: QFormer(shape, rngs=rngs), 0)[1]}
+    ocp.save_checkpointables(workdir / "checkpoints" / "0", {"params": trees})
+    facts = {"size": "nano", "tokenizer_sha256": tokenizer.sha256}
+    handover.write(workdir, step=0, trees=trees, config={}, facts=facts, phase="cell_representation")
 
 
 def cell_qa_config(drawn: Path, phases: dict[str, Path], **changes: Any) -> Any:

@@ -41,7 +41,9 @@ def test_a_packed_bin_has_the_loss_of_one_question_a_row(drawn: Path):
 
     with jax.default_matmul_precision("highest"):
         together = jax.grad(lambda v: answer_loss(model, as_batch(packed), v, slot, "token")[0])
-        apart = jax.grad(lambda v: answer_loss(model, as_batch(single), jnp.repeat(v, len(single), 0), slot, "token")[0])
+        apart = jax.grad(
+            lambda v: answer_loss(model, as_batch(single), jnp.repeat(v, len(single), 0), slot, "token")[0]
+        )
         loss_together = answer_loss(model, as_batch(packed), visual, slot, "token")[0]
         loss_apart = answer_loss(model, as_batch(single), jnp.repeat(visual, len(single), 0), slot, "token")[0]
         np.testing.assert_allclose(loss_together, loss_apart, rtol=1e-5)

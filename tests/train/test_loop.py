@@ -14,7 +14,7 @@ from pbs_jax.sharding.mesh import make_mesh
 from pbs_jax.train import handover, loop
 from pbs_jax.train.metrics import MetricsWriter
 from pbs_jax.train.state import leaves_by_name
-from tests.train.conftest import cell_qa_config, small_config
+from tests.train.conftest import cell_qa_config, one_device, small_config
 
 
 def trained(workdir: Path) -> dict[str, np.ndarray]:
@@ -33,10 +33,17 @@ class Killed(Exception):
     """Stands for a kill between two steps."""
 
 
-@pytest.mark.parametrize("at", [1, 3, 4])
-def test_a_killed_run_continues_to_the_same_weights(at, drawn, phases, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def whole(drawn, phases, tmp_path_factory) -> Path:
+    """An undisturbed run."""
+    workdir = tmp_path_factory.mktemp("whole")
+    loop.train(cell_qa_config(drawn, phases), workdir, one_device())
+    return workdir
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_killed_run_continues_to_the_same_weights(at, drawn, phases, whole, tmp_path, monkeypatch):
     config = cell_qa_config(drawn, phases)
-    loop.train(config, tmp_path / "whole")
     write = MetricsWriter.write
 
     def die(self, step, metrics):
@@ -46,23 +53,23 @@ def test_a_killed_run_continues_to_the_same_weights(at, drawn, phases, tmp_path,
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(MetricsWriter, "write", die)
-        loop.train(config, tmp_path / "killed")
-    assert not (tmp_path / "killed" / handover.FILE).exists()
-    assert loop.train(config, tmp_path / "killed") == 0
-    assert_identical(tmp_path / "whole", tmp_path / "killed")
-    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+        loop.train(config, tmp_path, one_device())
+    assert not (tmp_path / handover.FILE).exists()
+    assert loop.train(config, tmp_path, one_device()) == 0
+    assert_identical(whole, tmp_path)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step < 4] == [1, 2, 3], "a step is missing or logged twice"
 
 
-def test_a_finished_run_does_nothing_and_another_config_is_refused(drawn, phases, tmp_path):
-    loop.train(cell_qa_config(drawn, phases), tmp_path / "run")
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert loop.train(cell_qa_config(drawn, phases), tmp_path / "run") == 0
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+def test_a_finished_run_does_nothing_and_another_config_is_refused(drawn, phases, whole):
+    before = (whole / "metrics.jsonl").read_bytes()
+    assert loop.train(cell_qa_config(drawn, phases), whole, one_device()) == 0
+    assert (whole / "metrics.jsonl").read_bytes() == before
     with pytest.raises(DataError, match=r"another config .*seed: 42 there, 7 now"):
-        loop.train(cell_qa_config(drawn, phases, seed=7), tmp_path / "run")
+        loop.train(cell_qa_config(drawn, phases, seed=7), whole, one_device())
 
 
+@pytest.mark.slow
 def test_eight_and_four_devices_agree(drawn, phases, tmp_path):
     """DESIGN 8: same data, loss within 1e-5 relative over 20 steps, though the sums run in another order."""
     config = cell_qa_config(drawn, phases, steps=20, optimizer__lr=1e-4)
@@ -77,6 +84,7 @@ def test_eight_and_four_devices_agree(drawn, phases, tmp_path):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_eight_devices_resumes_on_four(drawn, phases, tmp_path, monkeypatch):
     config = cell_qa_config(drawn, phases)
     loop.train(config, tmp_path / "whole", make_mesh(fsdp=2))
@@ -102,7 +110,7 @@ def test_a_handover_names_what_is_wrong(drawn, phases, tmp_path):
     with pytest.raises(DataError, match="that phase is not finished"):
         handover.read(tmp_path)
     with pytest.raises(DataError, match="is of phase language_model, expected cell_representation"):
-        loop.train(cell_qa_config(drawn, {**phases, "qformer": phases["language_model"]}), tmp_path / "x")
+        loop.train(cell_qa_config(drawn, {**phases, "qformer": phases["language_model"]}), tmp_path / "x", one_device())
     with pytest.raises(DataError, match="holds the trees language_model, not head"):
         handover.load(phases["language_model"], ["head"])
 
@@ -121,14 +129,13 @@ def test_a_changed_leaf_is_named(phases, tmp_path):
 def test_a_loss_that_is_not_finite_stops_before_the_save(drawn, tmp_path):
     config = small_config("phase0_language_model", drawn, optimizer__lr=1e30, steps=8)
     with pytest.raises(DataError, match=r"not finite at step .*example indices"):
-        loop.train(config, tmp_path / "run")
+        loop.train(config, tmp_path / "run", one_device())
 
 
-def test_frozen_trees_are_in_no_checkpoint(drawn, phases, tmp_path):
-    loop.train(cell_qa_config(drawn, phases), tmp_path / "run")
-    assert set(handover.read(tmp_path / "run")["trees"]) == {"qformer", "projector"}
+def test_frozen_trees_are_in_no_checkpoint(whole):
+    assert set(handover.read(whole)["trees"]) == {"qformer", "projector"}
     with pytest.raises(DataError, match="not language_model"):
-        handover.load(tmp_path / "run", ["language_model"])
+        handover.load(whole, ["language_model"])
 
 
 def test_the_mesh_that_does_not_fit_is_refused():

@@ -20,7 +20,8 @@ PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representatio
 
 
 def command(name: str, drawn: Path, phases: dict[str, Path], workdir: Path) -> list[str]:
-    flags = {"steps": STEPS, "batch_size": 8, "log_every": 1, "save_every": 3, "eval_every": 0, "data.root": drawn}
+    flags = {"steps": STEPS, "batch_size": 8, "log_every": 1, "save_every": 3, "eval_every": 0}
+    flags |= {"data.root": drawn, "optimizer.name": "adamw"}
     if name == "phase3_cell_qa":
         flags |= {f"init_from.{key}": path for key, path in phases.items()}
     config = [f"--config={name}", *(f"--config.{key}={value}" for key, value in flags.items())]
