@@ -123,7 +123,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             ("data", "features", f"--root={data}", f"--backbone={backbone}"),
             ("data/cell_features",),
         ),
-        train("phase0_language_model", "phase 0b: language model", "--config.steps=80"),
+        train("phase0_language_model", "phase 0b: language model", "--config.steps=80", "--config.weighting=token"),
         train("phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=20"),
         train(
             "phase3_cell_qa",

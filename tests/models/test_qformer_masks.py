@@ -14,7 +14,7 @@ from pbs_jax.models.qformer import QFormer, QFormerConfig
 from tests.models.golden import compiled, fresh
 
 CONFIG = QFormerConfig.nano(
-    dim=32, heads=2, ffn_dim=48, encoder_width=24, queries=4, vocab=50, pad_id=0, cls_id=1, dec_id=3
+    dropout=0.1, dim=32, heads=2, ffn_dim=48, encoder_width=24, queries=4, vocab=50, pad_id=0, cls_id=1, dec_id=3
 )
 B, N, T = 2, 9, 8
 CHANGED = 4  # the text position, and the visual token, that is changed
