@@ -37,7 +37,6 @@ def parse_arg(arg: str | None) -> tuple[str, str, bool]:
 def get_config(arg: str | None = None) -> ConfigDict:
     """Defaults of a run. Returns an unlocked ConfigDict, so that a phase file can add its own fields."""
     size, recipe, debug = parse_arg(arg)
-    on_cpu = size != "7b"
     return ConfigDict(
         {
             "phase": "",  # set by the phase file
@@ -74,17 +73,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "eps": 1e-8,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},  # devices per axis; -1 = all that are left
-            # Trainable parameters are always float32.
-            "dtype": {"compute": "float32" if on_cpu else "bfloat16", "frozen": "float32" if on_cpu else "bfloat16"},
         }
     )
 
 
 def official(config: ConfigDict, *, epochs: int, batch_size: int) -> None:
-    """Applies the released code's run length when `recipe=official`; its optimiser is already the default."""
+    """Applies the released code's run length when `recipe=official`; and its optimiser."""
     if config.recipe == "official":
         config.epochs, config.batch_size = epochs, batch_size
-        config.optimizer.lr = 5e-5
+        config.optimizer.name, config.optimizer.lr = "adamw", 5e-5
 
 
 def finish(config: ConfigDict) -> ConfigDict:

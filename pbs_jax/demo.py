@@ -26,6 +26,8 @@ from data_prep.schema import DataError
 
 CELLS_PER_CLASS = 120  # 360 training cells
 QUESTIONS = 600  # of the held-out ones, asked with and without the image
+# Halves the compilation of the Q-Former's graphs, which for so few steps costs more than the steps.
+QUICK_COMPILE = "--xla_backend_optimization_level=1"
 PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
 
 
@@ -41,6 +43,7 @@ class Step:
     argv: tuple[str, ...]
     makes: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    xla_flags: str = ""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -84,9 +87,9 @@ def steps(out: Path, seed: int) -> list[Step]:
     """The demo's commands in order."""
     data, runs, bench = out / "data", out / "runs", out / "bench"
 
-    def train(phase: str, title: str, *overrides: str) -> Step:
+    def train(phase: str, title: str, *overrides: str, xla_flags: str = "") -> Step:
         argv = ("train", f"--config={phase}", f"--config.data.root={data}", f"--config.seed={seed}", *overrides)
-        return Step(phase, title, (*argv, f"--workdir={runs / phase}"), (f"runs/{phase}",))
+        return Step(phase, title, (*argv, f"--workdir={runs / phase}"), (f"runs/{phase}",), xla_flags=xla_flags)
 
     def ask(name: str, title: str, *options: str) -> Step:
         argv = (
@@ -124,7 +127,9 @@ def steps(out: Path, seed: int) -> list[Step]:
             ("data/cell_features",),
         ),
         train("phase0_language_model", "phase 0b: language model", "--config.steps=80", "--config.weighting=token"),
-        train("phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=20"),
+        train(
+            "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=20", xla_flags=QUICK_COMPILE
+        ),
         train(
             "phase3_cell_qa",
             "phase 3: answers from images",
@@ -132,6 +137,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             f"--config.init_from.language_model={language_model}",
             f"--config.init_from.qformer={qformer}",
             "--config.steps=70",
+            xla_flags=QUICK_COMPILE,
         ),
         ask("image", "asking the held-out questions"),
         ask("blind", "asking them again without the image", "--modality=blind"),
@@ -199,6 +205,8 @@ def execute(step: Step, out: Path, key: str) -> None:
     begun = time.monotonic()
     command = [sys.executable, "-m", "pbs_jax.cli", *step.argv]
     environment = os.environ | {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    if step.xla_flags:
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {step.xla_flags}".strip()
     code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
     if code not in (0, 3):  # 3: finished, some records rejected and counted
         shown = shlex.join(["pbs", *step.argv])

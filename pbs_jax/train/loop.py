@@ -20,6 +20,7 @@ from grain.sharding import ShardOptions
 from data_prep.io import atomic_write
 from data_prep.progress import progress
 from data_prep.schema import DataError
+from pbs_jax.config import total_steps
 from pbs_jax.sharding.mesh import make_mesh, place, put_batch
 from pbs_jax.sharding.rules import specs
 from pbs_jax.train import handover
@@ -57,10 +58,11 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
     layout = {name: specs(tree, phase.rules[name]) for name, tree in {**phase.trainable, **phase.frozen}.items()}
     trainable = {name: place(tree, layout[name], mesh) for name, tree in phase.trainable.items()}
     frozen = {name: place(tree, layout[name], mesh) for name, tree in phase.frozen.items()}
-    print(f"phase {phase.name}: {len(phase.examples):,} examples, {config.steps:,} steps of {config.batch_size}")
+    steps = total_steps(config, len(phase.examples))
+    print(f"phase {phase.name}: {len(phase.examples):,} examples, {steps:,} steps of {config.batch_size}")
     print(handover.report(trainable, frozen, phase.loaded))
 
-    tx = make_optimizer(config.optimizer, config.steps)
+    tx = make_optimizer(config.optimizer, steps)
     state = init_state(trainable, tx, mesh)
     step_fn = make_step(phase.loss, tx, config.seed, state)
     data = iterate(phase, config)
@@ -72,12 +74,12 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
     with stop_signal() as stopped, contextlib.closing(writer), contextlib.closing(checkpoints):
         first = int(state.step)
         waited, tick = 0.0, time.perf_counter()
-        for done in progress(range(first + 1, config.steps + 1), config.steps - first, phase.name):
+        for done in progress(range(first + 1, steps + 1), steps - first, phase.name):
             asked = time.perf_counter()
             batch = put_batch(next(data), mesh)
             waited += time.perf_counter() - asked
             state, metrics = step_fn(state, frozen, batch)
-            last = done == config.steps
+            last = done == steps
             if done % config.log_every == 0 or last or stopped():
                 values = {f"train/{name}": float(value) for name, value in metrics.items()}
                 require_finite(values, done, batch, workdir)
@@ -99,8 +101,8 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
                 print("  ".join([f"step {done}", *(f"{name} {value:.4f}" for name, value in values.items())]))
                 tick = time.perf_counter()
         checkpoints.wait()
-        if checkpoints.latest() != config.steps:
-            raise DataError(f"{workdir}: no finished checkpoint of step {config.steps}; run the same command again")
+        if checkpoints.latest() != steps:
+            raise DataError(f"{workdir}: no finished checkpoint of step {steps}; run the same command again")
     handover.write(
         workdir,
         step=int(state.step),
