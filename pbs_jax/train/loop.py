@@ -29,6 +29,7 @@ from pbs_jax.train.metrics import MetricsWriter
 from pbs_jax.train.optimizer import make_optimizer
 from pbs_jax.train.phase import Phase
 from pbs_jax.train.phases import build_phase
+from pbs_jax.train.state import Params, TrainState
 from pbs_jax.train.step import init_state, make_step
 
 PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
@@ -79,8 +80,9 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
             batch = put_batch(next(data), mesh)
             waited += time.perf_counter() - asked
             state, metrics = step_fn(state, frozen, batch)
-            last = done == steps
-            if done % config.log_every == 0 or last or stopped():
+            # Asked once a step: a signal that comes later in it is seen at the next one, before its save.
+            last, stop = done == steps, stopped()
+            if done % config.log_every == 0 or last or stop:
                 values = {f"train/{name}": float(value) for name, value in metrics.items()}
                 require_finite(values, done, batch, workdir)
                 now = time.perf_counter()
@@ -88,18 +90,17 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
                 values |= {"time/input_wait_share": waited / (now - tick)}
                 waited, tick = 0.0, now
                 writer.write(done, values)
-            if done % config.save_every == 0 or last or stopped():
+            if done % config.save_every == 0 or last or stop:
                 require_finite({k: float(v) for k, v in metrics.items()}, done, batch, workdir)
                 checkpoints.save(state, data)
-            if stopped() and not last:
+            if stop and not last:
                 checkpoints.wait()
                 print(f"stopped by a signal; saved step {done}: run the same command to continue")
                 return PREEMPTED
-            if (config.eval_every and done % config.eval_every == 0) or last:
-                values = {f"val/{name}": value for name, value in phase.evaluate(state.trainable, frozen).items()}
-                writer.write(done, values)
-                print("  ".join([f"step {done}", *(f"{name} {value:.4f}" for name, value in values.items())]))
+            if config.eval_every and done % config.eval_every == 0 and not last:
+                log_evaluation(phase, state, frozen, writer)
                 tick = time.perf_counter()
+        log_evaluation(phase, state, frozen, writer)
         checkpoints.wait()
         if checkpoints.latest() != steps:
             raise DataError(f"{workdir}: no finished checkpoint of step {steps}; run the same command again")
@@ -112,6 +113,13 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
         phase=phase.name,
     )
     return 0
+
+
+def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: MetricsWriter) -> None:
+    """Validation metrics of the present state, into metrics.jsonl and onto the screen."""
+    values = {f"val/{name}": value for name, value in phase.evaluate(state.trainable, frozen).items()}
+    writer.write(int(state.step), values)
+    print("  ".join([f"step {int(state.step)}", *(f"{name} {value:.4f}" for name, value in values.items())]))
 
 
 def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
