@@ -35,7 +35,7 @@ def make_step(
         (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable, frozen, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
-        metrics = {"loss": value, **metrics, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": value, **metrics, "grad_norm": optax.tree.norm(grads)}
         return TrainState(state.step + 1, trainable, opt_state), metrics
 
     # The key is an argument, not a constant: all seeds share one compiled step.
