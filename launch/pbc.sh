@@ -11,7 +11,9 @@ seeds=("$@")
 # A few pictures are rejected with their reasons (exit code 3); that is no failure.
 rejects_are_fine() { "$@" || [ $? -eq 3 ]; }
 
-pbs=${PBS:-pbs}
+# The environment that the other scripts make, else whatever `pbs` is on the PATH.
+pbs=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/pbs
+[ -x "$pbs" ] || pbs=pbs
 rejects_are_fine $pbs data run --source pbc --root "$root" --out "$out/pbc" --workers 2
 rejects_are_fine $pbs data run --source bccd --root "$root" --out "$out/bccd" --tokenizer "$out/pbc/tokenizer" --workers 2
 
