@@ -25,7 +25,7 @@ from data_prep.progress import duration
 from data_prep.schema import DataError
 
 CELLS_PER_CLASS = 120  # 360 training cells
-QUESTIONS = 600  # of the held-out ones, asked with and without the image
+QUESTIONS = 400  # of the held-out ones, asked with and without the image
 # Halves the compilation of the Q-Former's graphs, which for so few steps costs more than the steps.
 QUICK_COMPILE = "--xla_backend_optimization_level=1"
 PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
@@ -119,16 +119,16 @@ def steps(out: Path, seed: int) -> list[Step]:
             ),
             ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
         ),
-        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=100"),
+        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=80"),
         Step(
             "features",
             "backbone features of every cell",
             ("data", "features", f"--root={data}", f"--backbone={backbone}"),
             ("data/cell_features",),
         ),
-        train("phase0_language_model", "phase 0b: language model", "--config.steps=80", "--config.weighting=token"),
+        train("phase0_language_model", "phase 0b: language model", "--config.steps=70", "--config.weighting=token"),
         train(
-            "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=20", xla_flags=QUICK_COMPILE
+            "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=12", xla_flags=QUICK_COMPILE
         ),
         train(
             "phase3_cell_qa",
@@ -136,7 +136,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             f"--config.init_from.backbone={backbone}",
             f"--config.init_from.language_model={language_model}",
             f"--config.init_from.qformer={qformer}",
-            "--config.steps=70",
+            "--config.steps=55",
             xla_flags=QUICK_COMPILE,
         ),
         ask("image", "asking the held-out questions"),
