@@ -78,7 +78,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def official(config: ConfigDict, *, epochs: int, batch_size: int) -> None:
-    """Applies the released code's run length when `recipe=official`; and its optimiser."""
+    """Applies the released code's run length and optimiser when `recipe=official`."""
     if config.recipe == "official":
         config.epochs, config.batch_size = epochs, batch_size
         config.optimizer.name, config.optimizer.lr = "adamw", 5e-5

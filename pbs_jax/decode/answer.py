@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from data_prep.schema import QA, DataError
 from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prompt_tokens
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
+from pbs_jax.decode.batching import batch_rows, first_words
 from pbs_jax.decode.generate import generate
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
@@ -68,15 +68,8 @@ class Answerer:
         if mode not in MODES:
             raise DataError(f'answer mode "{mode}" is unknown: use one of {", ".join(MODES)}')
         prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
-        # Alike lengths and types together: little padding, few decoding steps.
-        order = sorted(range(len(prompts)), key=lambda i: (questions[i].question_type, len(prompts[i]), i))
         answers = [""] * len(prompts)
-        starts = [
-            s
-            for kind in MAX_NEW
-            for s in _starts([i for i in order if questions[i].question_type == kind], self.batch_size)
-        ]
-        for rows in starts:
+        for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
             kind = questions[rows[0]].question_type
             padded = rows + [rows[0]] * (self.batch_size - len(rows))
             tokens, first = generate(
@@ -91,7 +84,7 @@ class Answerer:
                 penalty=penalty,
             )
             for row, i in enumerate(rows):
-                allowed = _first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
+                allowed = first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
                 if allowed:
                     scores = [first[row, self.tokenizer.encode(word)[0]] for word in allowed]
                     answers[i] = allowed[int(np.argmax(scores))]
@@ -110,19 +103,6 @@ def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], pixe
     # The bfloat16 round trip is what the cached features of training went through.
     features = vit(normalise(pixels))["x_prenorm"].astype(jnp.bfloat16).astype(jnp.float32)
     return visual_tokens(qformer, projector, features)
-
-
-def _first_words(kind: str, options: int) -> tuple[str, ...]:
-    match kind:
-        case "true_false":
-            return ("true", "false")
-        case "multiple_choice":
-            return tuple(string.ascii_uppercase[:options])
-    return ()
-
-
-def _starts(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _batches(array: np.ndarray, size: int) -> list[np.ndarray]:

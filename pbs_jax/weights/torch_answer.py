@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from data_prep.prompts import letter
 from data_prep.schema import QA, DataError
 from data_prep.tokens import Tokenizer, load_tokenizer, prompt_tokens
 from pbs_jax.data.examples import decode_image
+from pbs_jax.decode.batching import batch_rows, first_words
 from pbs_jax.weights.files import FROZEN, PARTS, read_card
 from pbs_jax.weights.torch_model import Decoder, QFormer, ViT
 
@@ -71,31 +71,13 @@ class TorchAnswerer:
             kind = questions[rows[0]].question_type
             tokens, first = self.generate([prompts[i] for i in rows], None if visual is None else visual[rows], kind)
             for row, i in enumerate(rows):
-                allowed = _first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
+                allowed = first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
                 if allowed:
                     scores = [float(first[row, self.tokenizer.encode(word)[0]]) for word in allowed]
                     answers[i] = allowed[int(np.argmax(scores))]
                 else:
                     answers[i] = self.tokenizer.decode(tokens[row]).strip()
         return answers
-
-
-def batch_rows(prompts: Sequence[Sequence[int]], kinds: Sequence[str], size: int) -> list[list[int]]:
-    """Row numbers in batches of one question type and of alike lengths: little padding, few decoding steps."""
-    batches = []
-    for kind in sorted(set(kinds)):
-        rows = sorted((i for i, own in enumerate(kinds) if own == kind), key=lambda i: len(prompts[i]))
-        batches += [rows[start : start + size] for start in range(0, len(rows), size)]
-    return batches
-
-
-def _first_words(kind: str, options: int) -> tuple[str, ...]:
-    match kind:
-        case "true_false":
-            return ("true", "false")
-        case "multiple_choice":
-            return tuple(map(letter, range(options)))
-    return ()
 
 
 def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:

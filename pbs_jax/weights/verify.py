@@ -31,9 +31,10 @@ from pbs_jax.bench.run import picture_source
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
 from pbs_jax.decode.answer import MAX_NEW, VISUAL_TREES, Answerer, load_answerer
+from pbs_jax.decode.batching import batch_rows
 from pbs_jax.decode.generate import generate
 from pbs_jax.train.state import tree_sha256
-from pbs_jax.weights.torch_answer import TorchAnswerer, batch_rows, load_export
+from pbs_jax.weights.torch_answer import TorchAnswerer, load_export
 
 TOLERANCE, TIE = 1e-4, 1e-3
 LIMITED = ("backbone_tokens", "qformer_queries", "visual_tokens", "prompt_logits")
