@@ -2,7 +2,8 @@
 so none is passed.
 
 `pbs:WORKDIR` is our model, `torch:EXPORT` the same reloaded in PyTorch, `replay:FILE` gives recorded answers again,
-`constant:TEXT` says one thing to everything.
+`constant:TEXT` says one thing to everything. `hf:` runs transformers models here, `openai:` asks a server,
+`subprocess:` a program with its own environment; `baseline:NAME` is an entry of the registry (baselines.json).
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from data_prep.schema import QA, DataError
 from pbs_jax.bench.records import STATUSES, Prediction, load_predictions
+
+if TYPE_CHECKING:
+    from pbs_jax.bench.slide_rows import EncodedBags
 
 STAND_IN = (
     "The small sizes have a stand-in backbone, supervised on the same cell labels, and answer from a closed list: "
@@ -23,11 +27,14 @@ STAND_IN = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One question: `options` in the order shown, `text` the user turn with them, `image` encoded (None when blind)."""
+    """One question: `options` in the order shown, `text` the user turn with them.
+
+    `images` are encoded pictures: a cell has one, a slide its patches in a fixed order, a blind question none.
+    """
 
     id: str
     perm: tuple[int, ...]
-    image: bytes | None
+    images: tuple[bytes, ...]
     question: str
     question_type: str
     options: tuple[str, ...]
@@ -36,10 +43,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Response:
-    """`status` "error" marks an answer that was not had (asked again on resume), not a wrong one."""
+    """`status` "error" marks an answer that was not had (asked again on resume), not a wrong one.
+
+    `detail` says why, and what the answer cost; it is stored with the answer and never scored.
+    """
 
     text: str
     status: str = "ok"
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -49,20 +60,48 @@ class Response:
 class Adapter(Protocol):
     """`name` and `seed` label the rows of tables; `card` is recorded in run.json (settings, revisions, hashes).
 
-    `card["remarks"]`, sentences about the model, stand on top of every report.
+    `card["remarks"]`, sentences about the model, stand on top of every report. `at_once`: how many questions one call
+    gets at most; each call's answers are on disk before the next.
     """
 
     name: str
     seed: int
     card: Mapping[str, Any]
+    at_once: int
 
     def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:
         """One response per request, in order. Greedy. `mode`: "generate", "letter_likelihood" (closed types)."""
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is run. What shapes its answers is recorded in its card.
+
+    `batch` questions go through the model together; `timeout` and `start_timeout` are seconds for an answer and for
+    loading; `params` are generation settings of the server; `service` are keywords of `data_prep.llm.open_client`, whose
+    record of paid calls lies in `store`.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    batch: int = 8
+    timeout: float = 600.0
+    start_timeout: float = 1800.0
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    service: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    store: Path | None = None
+
+
+# Tokens an answer may have: room for a sentence before the letter, three for an open answer.
+ANSWER_TOKENS = {"true_false": 32, "multiple_choice": 32, "fill_blank": 48, "open": 192}
+_MANY = 512
+
+
 class Constant:
     """Says the same to everything."""
+
+    at_once = _MANY
 
     def __init__(self, text: str):
         self.name, self.seed, self._text = f'constant "{text}"', 0, text
@@ -74,6 +113,8 @@ class Constant:
 
 class Replay:
     """Gives the answers of a predictions file again; a question that isn't in it is an error, not an empty answer."""
+
+    at_once = _MANY
 
     def __init__(self, path: Path):
         recorded = load_predictions(path)
@@ -88,6 +129,8 @@ class Replay:
 
 class Pbs:
     """Our model: a finished question-answering phase, loaded with the parts that its handover.json names."""
+
+    at_once = _MANY
 
     def __init__(self, workdir: Path):
         from pbs_jax.decode.answer import load_answerer  # brings jax
@@ -115,14 +158,33 @@ class Pbs:
 
     def _visual(self, requests: Sequence[Request]) -> Any:
         """[n, Q, D], each distinct picture encoded once; None when the requests carry no picture."""
-        pictures = [request.image for request in requests if request.image is not None]
+        pictures = [picture for request in requests for picture in request.images]
         if not pictures:
             return None
-        if len(pictures) < len(requests):
-            raise DataError("a batch mixes questions with and without a picture")
+        if [len(request.images) for request in requests] != [1] * len(requests):
+            raise DataError("a batch mixes questions with and without a picture, or shows several at once")
         distinct = list(dict.fromkeys(pictures))
         place = {picture: k for k, picture in enumerate(distinct)}
         return self._answerer.encode(distinct)[[place[picture] for picture in pictures]]
+
+
+class PbsSlide(Pbs):
+    """Our slide model, a finished phase 4: what it is shown are a slide's features, encoded."""
+
+    def __init__(self, workdir: Path):
+        from pbs_jax.decode.slide_answer import load_slide_answerer  # brings jax
+        from pbs_jax.train import handover
+
+        self._answerer = load_slide_answerer(workdir)
+        content = handover.read(workdir)
+        kind = " on raw backbone features" if content["facts"]["features"]["kind"] == "backbone" else ""
+        self._describe(content, f"pbs {content['facts']['size']}{kind}")
+
+    def open_bags(self, folder: Path, split: str) -> EncodedBags:
+        """The split's slides of folder/slide_features. Raises DataError when other weights made them."""
+        from pbs_jax.bench.slide_rows import EncodedBags
+
+        return EncodedBags(self._answerer.open_bags(folder, split))
 
 
 class Torch(Pbs):
@@ -152,16 +214,41 @@ def _as_question(request: Request) -> QA:
     )
 
 
-def load_adapter(spec: str) -> Adapter:
-    """`pbs:WORKDIR`, `torch:EXPORT`, `replay:FILE` or `constant:TEXT`. Raises DataError for another kind."""
+SPECS = (
+    "pbs:WORKDIR, torch:EXPORT, hf:FOLDER_OR_REPOSITORY[@REVISION], openai:MODEL, subprocess:COMMAND, baseline:NAME, "
+    "replay:FILE or constant:TEXT"
+)
+
+
+def load_adapter(spec: str, options: Options | None = None) -> Adapter:
+    """The model that `spec` names (SPECS lists the forms). Raises DataError for another kind."""
+    options = options or Options()
     kind, colon, value = spec.partition(":")
     match kind:
         case "pbs" if value:
-            return Pbs(Path(value))
+            from pbs_jax.train import handover
+
+            return (PbsSlide if handover.read(value)["phase"] == "slide_qa" else Pbs)(Path(value))
         case "torch" if value:
             return Torch(Path(value))
+        case "hf" if value:
+            from pbs_jax.bench.adapters_hf import HfModel  # brings torch
+
+            return HfModel(value, options)
+        case "openai" if value:
+            from pbs_jax.bench.adapters_openai import OpenAiModel
+
+            return OpenAiModel(value, options)
+        case "subprocess" if value:
+            from pbs_jax.bench.adapters_subprocess import ChildModel
+
+            return ChildModel(value, options)
+        case "baseline" if value:
+            from pbs_jax.bench.baselines import load_baseline
+
+            return load_baseline(value, options)
         case "replay" if value:
             return Replay(Path(value))
         case "constant" if colon:
             return Constant(value)
-    raise DataError(f'--model "{spec}" is unknown: use pbs:WORKDIR, torch:EXPORT, replay:FILE or constant:TEXT')
+    raise DataError(f'--model "{spec}" is unknown: use {SPECS}')

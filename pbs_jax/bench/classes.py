@@ -96,4 +96,7 @@ def to_table(found: Sequence[ByClass], model: str) -> Table:
 
 
 def _interval(value: stats.Interval) -> str:
-    return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]" if value.n > 1 else f"{value.value:.3f}"
+    low, high = value.low, value.high
+    if value.value in (0.0, 1.0):  # a bootstrap of a constant knows no doubt
+        low, high = stats.wilson(round(value.value * value.n), value.n)
+    return f"{value.value:.3f} [{low:.3f}, {high:.3f}]" if value.n > 1 else f"{value.value:.3f}"

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pbs_jax.bench.cli_boards import add_board_parsers
+
 if TYPE_CHECKING:
     from data_prep.schema import QA
+    from pbs_jax.bench.adapters import Options
     from pbs_jax.bench.evaluate import Settings
 
 
@@ -25,8 +28,11 @@ def add_parser(subparsers: Any) -> None:
     audit.set_defaults(run=_audit)
 
     run = commands.add_parser("run", help="ask a model every question; continues where it stopped")
-    run.add_argument("--model", required=True, help="pbs:WORKDIR, torch:EXPORT, replay:FILE or constant:TEXT")
-    run.add_argument("--data", type=Path, required=True, help="OUT of `pbs data run` (cells and cell_qa)")
+    _add_models(run)
+    run.add_argument(
+        "--data", type=Path, required=True, help="OUT of `pbs data run` (cells and cell_qa, or a slide job)"
+    )
+    run.add_argument("--questions", type=Path, help="ask these instead of data's own: released JSONL, or a dataset")
     run.add_argument("--split", default="test", help="split asked (default: test)")
     run.add_argument("--out", type=Path, required=True, help="run folder: predictions.jsonl and run.json")
     run.add_argument("--modality", choices=("image", "blind", "blank", "mismatched"), default="image")
@@ -38,29 +44,87 @@ def add_parser(subparsers: Any) -> None:
     )
     run.add_argument("--batch-size", type=int, default=512, help="questions asked and recorded at a time")
     run.add_argument("--limit", type=int, help="only the first N questions")
+    run.add_argument(
+        "--patches", type=int, default=30, help="patches shown of a slide (default 30; the paper: 15, 30, 50)"
+    )
+    run.add_argument("--cache", type=Path, help="folder of answers that several runs share, found by content")
+    run.add_argument("--dry-run", action="store_true", help="ask nothing: say how much would be asked and may be paid")
+    run.add_argument(
+        "--features", type=Path, help="folder of the slide_features that a slide model reads (default: --data)"
+    )
     run.set_defaults(run=_run)
+
+    registry = commands.add_parser("baselines", help="the 18 models of the paper's Tables 2 and 3, and how each is run")
+    registry.add_argument("--json", action="store_true", help="print the registry as JSON")
+    registry.set_defaults(run=_baselines)
 
     score = commands.add_parser("score", help="score one predictions file")
     score.add_argument("predictions", type=Path, help="predictions.jsonl, or a run folder")
-    _add_scoring(score)
+    add_scoring(score)
     score.add_argument("--errors-as-wrong", action="store_true", help="score errors as empty answers")
     score.set_defaults(run=_score)
 
+    gain = commands.add_parser("gain", help="what the image adds: each model with it minus without it, paired")
+    gain.add_argument("runs", type=Path, nargs="+", help="run folders of one --name with --modality image and another")
+    add_scoring(gain)
+    gain.set_defaults(run=_gain)
+
     versus = commands.add_parser("compare", help="paired differences of the first model from each of the others")
     versus.add_argument("runs", type=Path, nargs="+", help="run folders or predictions files; one name, several seeds")
-    _add_scoring(versus)
+    add_scoring(versus)
     versus.set_defaults(run=_compare)
 
     report = commands.add_parser(
         "report", help="tables over models and seeds, attribute by attribute; HTML, Markdown, JSON"
     )
     report.add_argument("runs", type=Path, nargs="+", help="run folders; those of one name are seeds of one model")
-    _add_scoring(report)
+    add_scoring(report)
     report.add_argument("--title", default="PBSBench report")
+    report.add_argument("--pictures", type=Path, help="dataset folder with the pictures (default: --data or --train)")
+    report.add_argument(
+        "--variant", type=Path, nargs="+", default=[], help="runs of the same models on `pbs bench variant` questions"
+    )
     report.set_defaults(run=_report)
+    add_board_parsers(commands, add_scoring)
 
 
-def _add_scoring(parser: argparse.ArgumentParser) -> None:
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    from data_prep.llm import add_llm_arguments
+    from pbs_jax.bench.adapters import SPECS
+
+    parser.add_argument("--model", required=True, help=SPECS)
+    parser.add_argument("--device", default="auto", help="of hf models: cpu, cuda, … (default: cuda if there is one)")
+    parser.add_argument(
+        "--dtype", default="auto", help="of hf models: float32, bfloat16, … (default: the checkpoint's)"
+    )
+    parser.add_argument(
+        "--model-batch", type=int, default=8, help="questions that an hf model reads together (default 8)"
+    )
+    parser.add_argument("--start-timeout", type=float, default=1800.0, help="seconds a child may load (default 1800)")
+    parser.add_argument(
+        "--params", type=json.loads, default={}, help="of a server, JSON; null leaves a default one out"
+    )
+    add_llm_arguments(parser, required=False)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from pbs_jax.bench.adapters import Options
+
+    named = {"workers": args.llm_workers, "again": args.retry_rejected, "provider": args.provider or "openai"}
+    same = ("base_url", "key_env", "timeout", "max_usd", "max_requests", "prices", "allow_unpriced")
+    return Options(
+        device=args.device,
+        dtype=args.dtype,
+        batch=args.model_batch,
+        timeout=args.timeout,
+        start_timeout=args.start_timeout,
+        params=args.params,
+        service=named | {name: getattr(args, name) for name in same},
+        store=args.cache or args.out,
+    )
+
+
+def add_scoring(parser: argparse.ArgumentParser) -> None:
     from pbs_jax.bench.records import CLUSTERS
 
     parser.add_argument("--data", type=Path, help="the questions: checks coverage, takes options and gold from there")
@@ -74,10 +138,11 @@ def _add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
     parser.add_argument("--no-sim", action="store_true", help="leave out Sim (the only part that needs torch)")
     parser.add_argument("--sim-model", help="folder of a sentence-transformers model (default: the packaged MiniLM)")
+    parser.add_argument("--sim-cache", type=Path, help="folder of kept embeddings (default: ~/.cache/pbs_jax)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: beside the predictions)")
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> Settings:
     from data_prep.schema import DataError
     from pbs_jax.bench import similarity
     from pbs_jax.bench.evaluate import Settings
@@ -86,14 +151,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     profiles = tuple(args.profile.split(","))
     if unknown := sorted(set(profiles) - set(PROFILES)):
         raise DataError(f"--profile {','.join(unknown)} is unknown: use {' or '.join(PROFILES)}")
-    model = None if args.no_sim else similarity.load(args.sim_model)
+    model = None if args.no_sim else similarity.load(args.sim_model, args.sim_cache or similarity.default_cache())
     if model is None:
         why = "left out" if args.no_sim else "sentence-transformers or its model is not installed"
         print(f"Sim: not computed ({why})")
     return Settings(profiles, args.cluster, args.draws, args.seed, model)
 
 
-def _train(args: argparse.Namespace) -> Sequence[QA] | None:
+def train_of(args: argparse.Namespace) -> Sequence[QA] | None:
     from pbs_jax.bench.records import dataset_of, load_questions
 
     if args.train is None:
@@ -108,15 +173,18 @@ def _train(args: argparse.Namespace) -> Sequence[QA] | None:
 
 def _audit(args: argparse.Namespace) -> int:
     from data_prep.io import atomic_write
-    from pbs_jax.bench import audit, tables
+    from pbs_jax.bench import audit, audit_tables, tables
 
     found = audit.audit(args.data)
-    text = "\n".join(tables.to_markdown(table) for table in audit.to_tables(found))
+    text = "\n".join(tables.to_markdown(table) for table in audit_tables.to_tables(found))
     print(text)
     if args.out:
         atomic_write(args.out / "audit.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         atomic_write(args.out / "audit.md", text)
-    return 0
+    changed = [file["name"] for file in found["files"] if file["as_pinned"] is False]
+    if changed:
+        print(f"not as released: {', '.join(changed)}; scores on them are not PBSBench's")
+    return 3 if changed else 0
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -134,20 +202,42 @@ def _run(args: argparse.Namespace) -> int:
         seed=args.seed,
         batch_size=args.batch_size,
         limit=args.limit,
+        questions_from=args.questions,
+        patches=args.patches,
+        cache=args.cache,
+        features=args.features,
+        dry_run=args.dry_run,
+        options=_options(args),
     )
+
+
+def _baselines(args: argparse.Namespace) -> int:
+    import datetime
+
+    from pbs_jax.bench import baselines, tables
+
+    entries = baselines.baselines()
+    if args.json:
+        print(json.dumps(baselines.to_json(entries), indent=1, ensure_ascii=False))
+    else:
+        print(tables.to_markdown(baselines.to_table(entries, datetime.date.today())))
+    return 0
 
 
 def _score(args: argparse.Namespace) -> int:
     from data_prep.io import atomic_write
-    from pbs_jax.bench import score, tables
+    from pbs_jax.bench import circular, score, tables
     from pbs_jax.bench.records import load_questions
 
     questions = load_questions(args.data, args.split) if args.data else None
     run = score.load_run(args.predictions, questions)
+    settings = settings_of(args)
     scores = score.score_runs(
-        [run], _settings(args), train=_train(args), expected=questions, errors_as_wrong=args.errors_as_wrong
+        [run], settings, train=train_of(args), expected=questions, errors_as_wrong=args.errors_as_wrong
     )
-    made = tables.all_tables(scores.cells)
+    made = tables.all_tables(scores.cells, notes=scores.notes)
+    if scores.origin.protocol == "circular":
+        made += circular.to_tables(circular.circular(scores, settings, settings.profiles[-1]))
     out = args.out or (args.predictions if args.predictions.is_dir() else args.predictions.parent)
     atomic_write(out / "scores.json", json.dumps(scores.to_json(), indent=1, ensure_ascii=False) + "\n")
     atomic_write(out / "tables.md", "\n".join(map(tables.to_markdown, made)))
@@ -158,6 +248,23 @@ def _score(args: argparse.Namespace) -> int:
         if row.note:
             print(f"{row.name}: {row.note}")
     print(f"written: {out}/scores.json, scores.csv, tables.md, tables.tex")
+    return 0
+
+
+def _gain(args: argparse.Namespace) -> int:
+    from data_prep.io import atomic_write
+    from pbs_jax.bench import gain, score, tables
+    from pbs_jax.bench.records import load_questions
+
+    questions = load_questions(args.data, args.split) if args.data else None
+    runs = [score.load_run(path, questions) for path in args.runs]
+    args.no_sim = True  # one metric per question type is compared, and none of them is Sim
+    settings = settings_of(args)
+    found = gain.gains(score.score_runs(runs, settings, expected=questions), runs, settings, settings.profiles[-1])
+    print(tables.to_markdown(gain.to_table(found)))
+    if args.out:
+        text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
+        atomic_write(args.out / "gain.json", text + "\n")
     return 0
 
 
@@ -173,9 +280,9 @@ def _compare(args: argparse.Namespace) -> int:
     if not others:
         raise DataError(f'all runs are of "{first}": give runs of two models or modalities')
     args.no_sim = True  # one metric per question type is compared, and none of them is Sim
-    settings = _settings(args)
+    settings = settings_of(args)
     answers = score.gather(runs, expected=questions)
-    found = [item for b in others for item in compare.compare(answers, first, b, settings, settings.profiles[-1])]
+    found = compare.compare(answers, [(first, b) for b in others], settings, settings.profiles[-1])
     print(tables.to_markdown(compare.to_table(f"{first} against others", found)))
     if args.out:
         text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
@@ -190,5 +297,14 @@ def _report(args: argparse.Namespace) -> int:
     questions = load_questions(args.data, args.split) if args.data else None
     runs = [score.load_run(path, questions) for path in args.runs]
     out = args.out or args.runs[0].parent
-    report.write(out, runs, _settings(args), train=_train(args), expected=questions, title=args.title)
+    report.write(
+        out,
+        runs,
+        settings_of(args),
+        train=train_of(args),
+        expected=questions,
+        title=args.title,
+        data=args.pictures or args.data or args.train,
+        altered=[score.load_run(path) for path in args.variant],
+    )
     return 0

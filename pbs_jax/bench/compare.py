@@ -1,5 +1,4 @@
-"""Paired comparison of two rows on the same questions: difference, clustered 95 % interval, sign-flip p, Holm within
-a track.
+"""Paired comparison of rows on the same questions: difference, clustered 95 % interval, sign-flip p, Holm in a family.
 
 The gain of image over blind (the same model without its image, same answer mode) is the part of a score that pixels
 can explain.
@@ -8,6 +7,7 @@ can explain.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +28,9 @@ PRIMARY = {
 }
 
 
+FAMILIES = ("track", "metric")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
     """Row `a` minus row `b` on one question type of a track; seeds averaged."""
@@ -44,40 +47,78 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-def compare(answers: Answers, a: str, b: str, settings: Settings, profile: str = "robust") -> list[Comparison]:
-    """All tracks and question types that both rows answer. Raises DataError for an unknown row."""
+def compare(
+    answers: Answers,
+    pairs: Sequence[tuple[str, str]],
+    settings: Settings,
+    profile: str = "robust",
+    family: str = "track",
+) -> list[Comparison]:
+    """All pairs of rows, on every track and question type that both rows answer.
+
+    Args:
+      pairs: (a, b) names of rows.
+      family: the tests that Holm's correction takes together: those of one "track", or of one "metric" on a track (a
+        leaderboard's, where each metric ranks for itself).
+    Raises DataError for an unknown row or family.
+    """
+    if family not in FAMILIES:
+        raise DataError(f'family "{family}" is unknown: use {" or ".join(FAMILIES)}')
     rows = {row.name: row for row in answers.rows}
-    for name in (a, b):
+    for name in dict.fromkeys(itertools.chain(*pairs)):
         if name not in rows:
             raise DataError(f'there is no row "{name}"; rows: {", ".join(rows)}')
-    columns = {name: _columns(answers.asked, rows[name], profile, settings) for name in (a, b)}
-    found: list[tuple[str, str, str, stats.Difference]] = []
+    columns = {
+        name: _columns(answers.asked, rows[name], profile, settings) for name in dict.fromkeys(itertools.chain(*pairs))
+    }
+    found: list[Comparison] = []
     for track in dict.fromkeys(map(track_of, answers.asked)):
         for question_type in QUESTION_TYPES:
-            metric, column = PRIMARY[question_type]
-            values = [columns[name].get(column, np.full(len(answers.asked), np.nan)) for name in (a, b)]
-            places = [
-                k
-                for k, qa in enumerate(answers.asked)
-                if (track_of(qa), qa.question_type) == (track, question_type) and all(np.isfinite(v[k]) for v in values)
+            of_type = [
+                k for k, qa in enumerate(answers.asked) if (track_of(qa), qa.question_type) == (track, question_type)
             ]
-            if places:
-                questions = [answers.asked[k] for k in places]
-                weights = _weights(questions)
-                difference = stats.paired_difference(
-                    values[0][places] * weights,
-                    values[1][places] * weights,
-                    [cluster_of(qa, settings.cluster) for qa in questions],
-                    strata=[str(qa.source.get("dataset", "")) for qa in questions],
-                    draws=settings.draws,
-                    seed=settings.seed,
-                )
-                found.append((track, question_type, metric, difference))
-    adjusted = stats.holm([difference.p for *_, difference in found])
-    return [
-        Comparison(a, b, track, question_type, metric, difference, p)
-        for (track, question_type, metric, difference), p in zip(found, adjusted, strict=True)
-    ]
+            for a, b in pairs if of_type else ():
+                difference = _difference(answers.asked, of_type, columns[a], columns[b], question_type, settings)
+                if difference:
+                    metric = PRIMARY[question_type][0]
+                    found.append(Comparison(a, b, track, question_type, metric, difference, difference.p))
+    families: dict[tuple[str, ...], list[int]] = {}
+    for k, item in enumerate(found):
+        families.setdefault((item.track,) if family == "track" else (item.track, item.metric), []).append(k)
+    for places in families.values():
+        for k, p in zip(places, stats.holm([found[k].difference.p for k in places]), strict=True):
+            found[k] = dataclasses.replace(found[k], p_holm=p)
+    return found
+
+
+def _difference(
+    asked: Sequence[QA],
+    places: Sequence[int],
+    a: Mapping[str, np.ndarray],
+    b: Mapping[str, np.ndarray],
+    question_type: str,
+    settings: Settings,
+) -> stats.Difference | None:
+    """None where the rows have no answered question in common. Orders of one question are averaged first."""
+    missing = np.full(len(asked), np.nan)
+    values = [columns.get(PRIMARY[question_type][1], missing) for columns in (a, b)]
+    by_id: dict[str, list[int]] = {}
+    for k in places:
+        if all(np.isfinite(value[k]) for value in values):
+            by_id.setdefault(asked[k].id, []).append(k)
+    if not by_id:
+        return None
+    questions = [asked[orders[0]] for orders in by_id.values()]
+    weights = _weights(questions)
+    one, other = (np.array([value[orders].mean() for orders in by_id.values()]) * weights for value in values)
+    return stats.paired_difference(
+        one,
+        other,
+        [cluster_of(qa, settings.cluster) for qa in questions],
+        strata=[str(qa.source.get("dataset", "")) for qa in questions],
+        draws=settings.draws,
+        seed=settings.seed,
+    )
 
 
 def _columns(asked: Sequence[QA], row: Row, profile: str, settings: Settings) -> Mapping[str, np.ndarray]:
@@ -95,7 +136,7 @@ def _weights(questions: Sequence[QA]) -> np.ndarray:
     return np.where(gold, len(gold) / (2 * max(gold.sum(), 1)), len(gold) / (2 * max((~gold).sum(), 1)))
 
 
-def to_table(title: str, comparisons: Sequence[Comparison]) -> Table:
+def to_table(title: str, comparisons: Sequence[Comparison], family: str = "track") -> Table:
     rows = tuple(
         (
             f"{item.a} - {item.b}",
@@ -106,5 +147,7 @@ def to_table(title: str, comparisons: Sequence[Comparison]) -> Table:
         )
         for item in comparisons
     )
-    note = "Paired by question, resampled by cluster; p from sign flips of clusters, Holm over the rows of one pair."
+    note = (
+        f"Paired by question, resampled by cluster; p from sign flips of clusters, Holm over the tests of a {family}."
+    )
     return Table(title, ("", "Track", "Metric", "Difference [95 %]", "p (Holm)"), rows, (note,))

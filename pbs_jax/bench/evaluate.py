@@ -9,18 +9,18 @@ not the score.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from data_prep import stats
 from data_prep.progress import progress
 from data_prep.schema import QA, QUESTION_TYPES, DataError
-from pbs_jax.bench.metrics import INVALID, METRICS, Metric, mean, score_answer
+from pbs_jax.bench import validity
+from pbs_jax.bench.metrics import INVALID, METRICS, Metric, score_answer
+from pbs_jax.bench.number import Columns, number
 from pbs_jax.bench.records import CLUSTERS
 from pbs_jax.bench.similarity import Similarity
 
@@ -64,6 +64,8 @@ class Cell:
     seeds: tuple[float, ...]
     signature: str
     notes: tuple[str, ...] = ()
+    t_low: float | None = None  # with few clusters also the interval by Student's t on C - 1 degrees of freedom
+    t_high: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,25 +128,31 @@ def evaluate(asked: Sequence[QA], rows: Sequence[Row], origin: Origin, settings:
         for task in (ALL, qa.task):
             groups[track_of(qa), qa.question_type, task].append(k)
     order = sorted(groups, key=lambda g: (g[0], QUESTION_TYPES.index(g[1]), g[2] != ALL, g[2]))
-    return [
-        cell
-        for key in progress(order, desc="intervals")
-        for cell in _cells(_Group.of(asked, groups[key], key, settings), rows, columns, origin, settings)
-    ]
+    doubts = validity.verdicts(asked)
+    cells = []
+    for track, question_type, task in progress(order, desc="intervals"):
+        key = track, question_type, task
+        group = _Group.of(asked, groups[key], key, settings, doubts.get((track, task, question_type), ()))
+        cells += _cells(group, rows, columns, origin, settings)
+    return cells
 
 
 Key = tuple[int, str, int]  # row, profile, seed
-Columns = dict[str, np.ndarray]  # by name; [questions], nan where there is no answer
 
 
 def reply_columns(asked: Sequence[QA], replies: Sequence[str | None], profile: str, settings: Settings) -> Columns:
     """The scores of one row's replies in one seed, by column name over all asked questions."""
     values: Columns = defaultdict(lambda: np.full(len(asked), np.nan))
+    scored: dict[tuple[str, ...], tuple[list[int], list[tuple[float, ...]]]] = {}  # by the columns' names
     for k, (qa, reply) in enumerate(zip(asked, replies, strict=True)):
         if reply is not None:
-            score = score_answer(profile, qa.question_type, reply, qa.answer, qa.options)
-            for name, value in score.columns.items():
-                values[name][k] = value
+            columns = score_answer(profile, qa.question_type, reply, qa.answer, qa.options).columns
+            places, numbers = scored.setdefault(tuple(columns), ([], []))
+            places.append(k)
+            numbers.append(tuple(columns.values()))
+    for names, (places, numbers) in scored.items():
+        for name, column in zip(names, np.array(numbers, np.float64).T, strict=True):
+            values[name][places] = column
     if settings.similarity:
         spoken = [k for k, qa in enumerate(asked) if qa.question_type == "open" and replies[k] is not None]
         said, gold = [str(replies[k]) for k in spoken], [asked[k].answer for k in spoken]
@@ -166,9 +174,17 @@ class _Group:
     clusters: tuple[str, ...]
     strata: tuple[str, ...]
     rarer_truth: int
+    verdicts: tuple[str, ...]  # why the group does not measure what its task is called
 
     @classmethod
-    def of(cls, asked: Sequence[QA], members: Sequence[int], key: tuple[str, str, str], settings: Settings) -> _Group:
+    def of(
+        cls,
+        asked: Sequence[QA],
+        members: Sequence[int],
+        key: tuple[str, str, str],
+        settings: Settings,
+        verdicts: tuple[str, ...] = (),
+    ) -> _Group:
         first: dict[str, QA] = {}
         for k in members:
             first.setdefault(asked[k].id, asked[k])
@@ -181,6 +197,7 @@ class _Group:
             clusters=tuple(cluster_of(qa, settings.cluster) for qa in first.values()),
             strata=tuple(str(qa.source.get("dataset", "")) for qa in first.values()),
             rarer_truth=min(sum(qa.answer == truth for qa in first.values()) for truth in ("True", "False")),
+            verdicts=verdicts,
         )
 
     @property
@@ -235,19 +252,20 @@ def _cells(
         samples[key][name] = draws[:, column]
         if question_draws is not None:
             by_question[key][name] = question_draws[:, column]
+    clusters = len(set(zip(group.strata, group.clusters, strict=True)))
     cells = []
     for profile in settings.profiles:
         for r, row in enumerate(rows):
             keys = [key for key in blocks if key[:2] == (r, profile)]
             for metric in metrics if keys else ():
                 answered = int(min(blocks[key]["n"].sum() for key in keys))
-                notes = [row.note] if row.note else []
+                notes = [*filter(None, [row.note]), *group.verdicts]
                 if group.question_type == "true_false" and group.rarer_truth < RANKABLE:
                     notes.append(f"not rankable: {group.rarer_truth} of the rarer truth value")
                 if answered < SMALL:
                     notes.append("small n")
                 seeds = [(blocks[key], samples[key], by_question[key]) for key in keys]
-                number = _number(metric, seeds)
+                found = number(metric, seeds, clusters)
                 cells.append(
                     Cell(
                         row=row.name,
@@ -259,50 +277,11 @@ def _cells(
                         profile=profile,
                         metric=metric.name,
                         n=answered,
-                        clusters=len(set(group.clusters)),
+                        clusters=clusters,
                         coverage=answered / len(group.ids),
                         signature=origin.signature(metric.definition[profile], group.question_type),
                         notes=tuple(notes),
-                        **number,
+                        **found,
                     )
                 )
     return cells
-
-
-def _number(metric: Metric, seeds: Sequence[tuple[Columns, Columns, Columns]]) -> dict[str, Any]:
-    """value, low, high, sd, design_effect and seeds of one metric, averaged over seeds draw by draw.
-
-    `seeds`: per seed the answers' columns [questions], their sums over resampled clusters, over resampled questions.
-    """
-    per_seed, spreads = [], []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for block, _, by_question in seeds:
-            answered = block["n"] > 0
-            if metric.is_mean:
-                values = block[metric.columns[0]][answered]
-                per_seed.append(mean(values.tolist()))
-                spreads.append(stats.question_sd(values))
-            else:
-                sums = {name: part[answered].sum(keepdims=True) for name, part in block.items()}
-                per_seed.append(float(metric.value(sums)[0]))
-                spreads.append(float(np.nanstd(metric.value(by_question))))
-        draws = np.mean([metric.value(samples) for _, samples, _ in seeds], axis=0)
-    low, high = stats.percentile_interval(draws)
-    value, sd = float(np.mean(per_seed)), float(np.mean(spreads))
-    if metric.is_mean and value in (0.0, 1.0):  # a bootstrap of a constant knows no doubt
-        n = int(seeds[0][0]["n"].sum())
-        low, high = stats.wilson(round(value * n), n)
-    effect = float(np.nanvar(draws)) / sd**2 if sd > 0 else math.nan
-    return {
-        "value": _known(value),
-        "low": _known(low),
-        "high": _known(high),
-        "sd": _known(sd),
-        "design_effect": _known(effect),
-        "seeds": tuple(per_seed),
-    }
-
-
-def _known(value: float) -> float | None:
-    """JSON has no nan: not available is null."""
-    return value if math.isfinite(value) else None

@@ -2,8 +2,8 @@
 
 `paper` is bit-exact with the official scorer (tests: scorer_cases). `robust` differs in extraction (extract.py), in
 tokens (normalize.py), in PMatch (token boundaries, a negated mention or an enumeration of cell classes doesn't count)
-and takes ROUGE-L from rouge-score. A metric is a function of column sums over answers, so that one resampling serves
-them all. Similarity is similarity.py's.
+and takes ROUGE-L's F from rouge-score (tests: equal to its scorer to the last bit). A metric is a function of column
+sums over answers, so that one resampling serves them all. Similarity is similarity.py's.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rouge_score import scoring
 
 from data_prep.schema import OTHERS, WHITE_CELL_CLASSES, DataError
 from pbs_jax.bench import normalize
@@ -115,16 +114,25 @@ def _overlaps(profile: str, prediction: str, answer: str) -> tuple[float, float]
         gold, said = normalize.paper(answer).split(), normalize.paper(prediction).split()
         return bleu1(gold, said), rouge_l(gold, said)
     reply = normalize.unwrap(prediction)
-    score = _rouge_scorer().score(answer, reply)["rougeL"].fmeasure
-    return bleu1(normalize.tokens(answer), normalize.tokens(reply)), float(score)
+    gold_tokens, tokens = normalize.tokens(answer), normalize.tokens(reply)
+    common = _longest_common_subsequence(gold_tokens, tokens)
+    # rouge-score's own scorer fills the same table cell by cell in Python, and imports nltk: 2 s for the release.
+    f = scoring.fmeasure(common / len(tokens), common / len(gold_tokens)) if common else 0.0
+    return bleu1(gold_tokens, tokens), float(f)
 
 
 def bleu1(reference: Sequence[str], prediction: Sequence[str]) -> float:
     """Clipped unigram precision times the brevity penalty, unsmoothed; an empty prediction is 0 (paper 3.3)."""
     if not prediction:
         return 0.0
-    seen = Counter(reference)
-    hits = sum(min(count, seen[token]) for token, count in Counter(prediction).items())
+    left: dict[str, int] = {}
+    for token in reference:
+        left[token] = left.get(token, 0) + 1
+    hits = 0
+    for token in prediction:
+        if left.get(token, 0):
+            left[token] -= 1
+            hits += 1
     precision = hits / len(prediction)
     if len(prediction) >= len(reference):
         return precision
@@ -151,21 +159,6 @@ def _longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
         matched = row & places.get(token, 0)
         row = (row + matched | row - matched) & full
     return len(a) - row.bit_count()
-
-
-class _UnicodeTokens:
-    """rouge-score's own tokenizer keeps a-z and 0-9 only: identical Greek or Chinese answers would score 0."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return list(normalize.tokens(text))
-
-
-@functools.cache
-def _rouge_scorer() -> Any:
-    """The library is untyped, and takes a second to import."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rougeL"], tokenizer=_UnicodeTokens())
 
 
 def _balanced(sums: Mapping[str, Floats]) -> Floats:

@@ -44,6 +44,7 @@ class Prediction:
     prediction: str
     status: str = "ok"
     answer_mode: str = "generate"
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what it cost, why it failed; never scored
 
     @property
     def key(self) -> Key:
@@ -144,11 +145,17 @@ def _refuse_repeats(keys: Iterable[Any], path: Path) -> None:
         seen.add(key)
 
 
+def question_record(qa: QA) -> dict[str, Any]:
+    """The JSON object of one question, as the released files have it; empty fields are left out."""
+    return {name: value for name in _QA_FIELDS if (value := getattr(qa, name)) or name == "answer"}
+
+
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """The JSON object of one predictions line: the question's fields, options as shown, and the answer."""
-    record = {name: value for name in _QA_FIELDS if (value := getattr(prediction.qa, name)) or name == "answer"}
+    record = question_record(prediction.qa)
     own = {name: getattr(prediction, name) for name in ("perm", "prediction", "status", "answer_mode")}
-    return record | own | {"perm": list(prediction.perm)}
+    detail = {"detail": dict(prediction.detail)} if prediction.detail else {}
+    return record | own | {"perm": list(prediction.perm)} | detail
 
 
 def load_predictions(path: Path, questions: Questions | None = None) -> list[Prediction]:
@@ -192,7 +199,7 @@ def _prediction(record: Mapping[str, Any], known: Mapping[str, QA] | None, where
     else:
         raise DataError(f"{where}: question {record['id']} is not in the question set")
     check_qa(qa, where)
-    return Prediction(qa, perm, str(record["prediction"] or ""), status, mode)
+    return Prediction(qa, perm, str(record["prediction"] or ""), status, mode, record.get("detail") or {})
 
 
 def protocol_of(predictions: Sequence[Prediction]) -> str:

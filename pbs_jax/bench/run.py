@@ -1,28 +1,33 @@
 """Asks a model every question of a split and records each answer; a run that stopped is continued by key.
 
-The run folder holds predictions.jsonl (the answers) and run.json (what made them). Continuing with other settings is
-refused.
+The run folder holds predictions.jsonl (the answers), run.json (what made them) and, for slides, patches.json (what was
+shown). Continuing with other settings is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.io import atomic_write, open_dataset
+from data_prep.io import atomic_write
 from data_prep.progress import progress
 from data_prep.prompts import PROMPT_SET, question_text
-from data_prep.schema import CROP_SIDE, QA, DataError, option_order, stable_hash
-from pbs_jax.bench.adapters import Adapter, Request, load_adapter
+from data_prep.schema import QA, DataError, option_order
+from pbs_jax.bench.adapters import Adapter, Options, Request, load_adapter
+from pbs_jax.bench.cache import Cached
+from pbs_jax.bench.pictures import MODALITIES, PATCHES, Pictures, load_pictures
 from pbs_jax.bench.records import PROTOCOLS, Prediction, PredictionLog, load_questions
 from pbs_jax.bench.score import PREDICTIONS, RUN_CARD
 
-MODALITIES = ("image", "blind", "blank", "mismatched")
+__all__ = ["MODALITIES", "ask", "presentations", "run"]
+
 CLOSED = ("true_false", "multiple_choice")  # the types that letter_likelihood can answer
+PATCH_LIST = "patches.json"
 OK, WITH_REJECTS = 0, 3
 
 
@@ -39,38 +44,82 @@ def run(
     seed: int | None = None,
     batch_size: int = 512,
     limit: int | None = None,
+    questions_from: Path | None = None,
+    patches: int = PATCHES,
+    cache: Path | None = None,
+    features: Path | None = None,
+    options: Options | None = None,
+    dry_run: bool = False,
 ) -> int:
     """Returns 0, or 3 when some questions ended in an error (run it again to ask them again).
 
+    Args:
+      data: folder with `cells` and `cell_qa`, or `patches` and `slide_qa` (the former first).
+      questions_from: a question set to ask instead of data's own: released JSONL, or a dataset.
+      patches: how many patches of a slide are shown.
+      cache: folder of answers shared between runs; answers are found by content, not by id.
+      dry_run: only say what would be asked and what it may cost.
+      features: folder of the slide_features that our slide model reads (default: data), so background slides or others.
     Raises DataError for an unknown model, modality or protocol, or when `out` holds a run made under other settings.
     """
-    questions = load_questions(data, split)
+    questions = load_questions(questions_from or data, split)
     by_image = sorted(questions.items, key=lambda qa: qa.image_id)  # a picture is read and encoded once
     asked = [item for qa in by_image for item in presentations(qa, protocol)][:limit]
-    adapter = load_adapter(model)
-    card = {
-        "name": name or adapter.name,
-        "seed": adapter.seed if seed is None else seed,
-        "model": dict(adapter.card),
-        "modality": modality,
-        "mode": mode,
-        "protocol": protocol,
-        "prompt_set": PROMPT_SET,
-        "split": split,
-        "dataset_id": questions.dataset_id,
-        "split_level": questions.split_level,
-        "limit": limit,
-    }
-    _keep_card(out / RUN_CARD, card)
-    with PredictionLog(out / PREDICTIONS) as log:
+    with contextlib.ExitStack() as stack:
+        adapter = load_adapter(model, options or Options(store=out))
+        if hasattr(adapter, "close"):
+            stack.callback(adapter.close)
+        open_bags = getattr(adapter, "open_bags", None)
+        bags = open_bags(features or data, split) if open_bags and modality != "blind" else None
+        picture = load_pictures(data, modality, [item.qa for item in asked], patches, bags)
+        slides = asked[0].qa.level == "slide"
+        card = {
+            "name": name or adapter.name,
+            "seed": adapter.seed if seed is None else seed,
+            "model": dict(adapter.card),
+            "modality": modality,
+            "mode": mode,
+            "protocol": protocol,
+            "prompt_set": PROMPT_SET,
+            "split": split,
+            "dataset_id": questions.dataset_id,
+            "split_level": questions.split_level,
+            "pictures_id": picture.dataset_id,
+            "patches": patches if slides and modality != "blind" and not bags else None,
+            "limit": limit,
+        }
+        most, limit_of_model = max(map(len, picture.shown.values()), default=0), adapter.card.get("max_images")
+        if limit_of_model and most > limit_of_model:
+            raise DataError(f"{adapter.name} takes {limit_of_model} pictures, {most} are to be shown: give --patches")
+        if dry_run:
+            print(_estimate(adapter, asked, picture))
+            return OK
+        _keep_card(out / RUN_CARD, card)
+        if slides and modality != "blind" and not bags:
+            atomic_write(out / PATCH_LIST, json.dumps(picture.shown, indent=1, ensure_ascii=False) + "\n")
+        if cache:
+            adapter = Cached(adapter, cache)
+        log = stack.enter_context(PredictionLog(out / PREDICTIONS))
         waiting = [item for item in asked if item.key not in log.done]
         if log.done:
             print(f"{out}: {len(asked) - len(waiting)} of {len(asked)} questions already answered")
-        picture = picture_source(data, split, modality, [item.qa for item in asked])
-        errors = sum(ask(adapter, waiting, picture, mode, batch_size, log))
-    if errors:
-        print(f"{out}: {errors} questions ended in an error; the same command asks them again")
-    return WITH_REJECTS if errors else OK
+        counts = ask(adapter, waiting, picture, mode, batch_size, log)
+    if counts.usd:
+        print(f"{out}: these answers cost {counts.usd:.4f} USD")
+    if unasked := len(waiting) - counts.total():
+        print(f"{out}: {unasked} questions not asked ({counts.unasked}); the same command goes on")
+    if errors := counts["error"]:
+        print(
+            f"{out}: {errors} questions ended in an error (the first: {counts.error}); the same command asks them again"
+        )
+    return WITH_REJECTS if errors or unasked else OK
+
+
+class Counts(Counter[str]):
+    """Answers by status. `error` and `unasked` say why the first of their kind was not had; `usd` what all cost."""
+
+    error = unasked = ""
+    usd = 0.0
 
 
 def presentations(qa: QA, protocol: str) -> list[Prediction]:
@@ -95,13 +144,18 @@ def presentations(qa: QA, protocol: str) -> list[Prediction]:
 def ask(
     adapter: Adapter,
     waiting: Sequence[Prediction],
-    picture: Callable[[QA], bytes | None],
+    picture: Pictures,
     mode: str,
     batch_size: int,
     log: PredictionLog,
-) -> Iterator[int]:
-    """Asks in batches and logs each batch; yields its number of errors."""
-    batches = [waiting[k : k + batch_size] for k in range(0, len(waiting), batch_size)]
+) -> Counts:
+    """Asks as many as the model takes at once, `batch_size` at most, and logs each batch before the next.
+
+    Stops at a question that the model did not ask its server (`detail["unasked"]`: a spent budget); it is not logged.
+    """
+    counts = Counts()
+    size = min(batch_size, adapter.at_once)
+    batches = [waiting[k : k + size] for k in range(0, len(waiting), size)]
     for batch in progress(batches, len(batches), "asking"):
         modes = [mode if item.qa.question_type in CLOSED else "generate" for item in batch]
         answered: list[Prediction] = []
@@ -110,63 +164,41 @@ def ask(
             requests = [_request(item, picture(item.qa)) for item in part]
             responses = adapter.generate(requests, kind)
             answered += [
-                dataclasses.replace(item, prediction=response.text, status=response.status, answer_mode=kind)
+                dataclasses.replace(
+                    item, prediction=response.text, status=response.status, answer_mode=kind, detail=response.detail
+                )
                 for item, response in zip(part, responses, strict=True)
             ]
+        unasked = [str(item.detail["unasked"]) for item in answered if "unasked" in item.detail]
+        answered = [item for item in answered if "unasked" not in item.detail]
         log.append(answered)
-        yield sum(item.status == "error" for item in answered)
+        counts.update(item.status for item in answered)
+        counts.usd += sum(usd for item in answered if isinstance(usd := item.detail.get("usd", 0), int | float))
+        failed = [str(item.detail.get("error", "no reason given")) for item in answered if item.status == "error"]
+        counts.error = counts.error or next(iter(failed), "")
+        if unasked:
+            counts.unasked = unasked[0]
+            break
+    return counts
 
 
-def _request(item: Prediction, image: bytes | None) -> Request:
+def _estimate(adapter: Adapter, asked: Sequence[Prediction], picture: Pictures) -> str:
+    """What asking would send and cost, in a sentence."""
+    requests = [_request(item, picture(item.qa)) for item in asked]
+    shown = f"{adapter.name}: {len(requests)} questions, {sum(len(r.images) for r in requests)} pictures"
+    return f"{shown}; {adapter.estimate(requests)}" if hasattr(adapter, "estimate") else shown
+
+
+def _request(item: Prediction, images: tuple[bytes, ...]) -> Request:
     qa = item.qa
     return Request(
-        qa.id, item.perm, image, qa.question, qa.question_type, tuple(qa.options), question_text(qa, qa.options)
+        qa.id, item.perm, images, qa.question, qa.question_type, tuple(qa.options), question_text(qa, qa.options)
     )
-
-
-def picture_source(data: Path, split: str, modality: str, asked: Sequence[QA]) -> Callable[[QA], bytes | None]:
-    """What the model is shown for a question: its cell, nothing, a grey picture, or another cell of the split.
-
-    `mismatched` gives every question of an image the same wrong image, drawn by hash; never its own.
-    """
-    match modality:
-        case "blind":
-            return lambda qa: None
-        case "blank":
-            grey = _grey()
-            return lambda qa: grey
-        case "image" | "mismatched":
-            cells = open_dataset(data / "cells", split)
-        case _:
-            raise DataError(f'modality "{modality}" is unknown: use {", ".join(MODALITIES)}')
-    shown = {qa.image_id: qa.image_id for qa in asked}
-    if modality == "mismatched":
-        ring = sorted(shown, key=lambda image_id: stable_hash("mismatched", image_id))
-        if len(ring) < 2:
-            raise DataError("mismatched pictures need questions about two images at least")
-        shown = dict(zip(ring, ring[1:] + ring[:1], strict=True))
-    last: tuple[str, bytes] = ("", b"")
-
-    def picture(qa: QA) -> bytes:
-        nonlocal last  # questions come image by image
-        image_id = shown[qa.image_id]
-        if last[0] != image_id:
-            last = image_id, bytes(cells[cells.position(image_id)]["image"])
-        return last[1]
-
-    return picture
-
-
-def _grey() -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.new("RGB", (CROP_SIDE, CROP_SIDE), (128, 128, 128)).save(out, "PNG")
-    return out.getvalue()
 
 
 def _keep_card(path: Path, card: Mapping[str, Any]) -> None:
     """Writes run.json, or checks that the run to be continued was made under the same settings (--limit may grow)."""
+    card = json.loads(json.dumps(card))  # tuples become lists, as they are in the file
     if path.is_file():
         before = json.loads(path.read_text())
         changed = [key for key in card if key != "limit" and before.get(key) != card[key]]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.schema import QA, DataError
-from pbs_jax.bench import blind, evaluate
+from pbs_jax.bench import blind, evaluate, remarks
 from pbs_jax.bench.extract import extract
+from pbs_jax.bench.paper import CLOSED_LOOP
 from pbs_jax.bench.records import Key, Prediction, Questions, load_predictions, protocol_of, questions_id
 
 SCHEMA = 1
@@ -34,10 +35,14 @@ class Run:
     dataset_id: str
     predictions: tuple[Prediction, ...]
     remarks: tuple[str, ...] = ()
+    patches: int | None = None  # shown of a slide
+    closed_loop: bool = False  # the model wrote the questions
 
     @property
     def label(self) -> str:
-        return self.name if self.modality == "image" else f"{self.name}, {self.modality}"
+        parts = [f"{self.patches} patches"] if self.patches else []
+        parts += [self.modality] if self.modality != "image" else []
+        return ", ".join([self.name + (f" {CLOSED_LOOP}" if self.closed_loop else ""), *parts])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +61,21 @@ class Scores(Answers):
     cells: tuple[evaluate.Cell, ...]
     positions: dict[str, dict[str, dict[str, int]]]
 
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        """By track: what must stand under its tables."""
+        closed = any(CLOSED_LOOP in row.name for row in self.rows)
+        tracks = dict.fromkeys(map(evaluate.track_of, self.asked))
+        found = remarks.by_track(self.asked)
+        mark = (remarks.CLOSED_LOOP_NOTE,) if closed else ()
+        return {track: (*found.get(track, ()), *mark) for track in tracks}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
             **dataclasses.asdict(self.origin),
             "questions": len(self.asked),
+            "notes": self.notes,
             "not_computed": {row.name: row.note for row in self.rows if row.note},
             "positions": self.positions,
             "cells": [dataclasses.asdict(cell) for cell in self.cells],
@@ -84,6 +99,8 @@ def load_run(path: Path, questions: Questions | None = None) -> Run:
         dataset_id=dataset_id,
         predictions=tuple(predictions),
         remarks=tuple(card.get("model", {}).get("remarks", ())) + ((BY_IMAGE,) if by_image else ()),
+        patches=card.get("patches"),
+        closed_loop=remarks.wrote_them(card, str(card.get("name") or path.stem), (item.qa for item in predictions)),
     )
 
 

@@ -14,7 +14,7 @@ from data_prep.datasets import CELL_FEATURES, QA_FEATURES, cell_record, qa_recor
 from data_prep.io import write_dataset
 from data_prep.qa import cell_questions
 from data_prep.schema import QA, stable_hash
-from pbs_jax.bench.adapters import Request, Response
+from pbs_jax.bench.adapters import Constant, Request, Response
 from tests.data_prep.wbcatt import made_cells
 
 
@@ -38,6 +38,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Table:
     """Answers by looking the question up: `wrong` in ten answers are another's, as a seeded hash decides."""
 
+    at_once = 512
+
     def __init__(self, questions: Sequence[QA], wrong: int = 0, seed: int = 0):
         self.name, self.seed, self.card = "table", seed, {}
         self._gold = {qa.id: qa.answer for qa in questions}
@@ -57,11 +59,24 @@ class Table:
         return gold
 
 
+class Counting(Constant):
+    """Counts what it is asked; `status` decides what it answers."""
+
+    def __init__(self, status: str = "ok"):
+        super().__init__("A")
+        self.asked: list[Request] = []
+        self.status = status
+
+    def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:
+        self.asked += requests
+        return [Response("A", self.status) for _ in requests]
+
+
 @pytest.fixture
 def use_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
     """Lets `bench run` ask the given adapter, whatever --model says."""
 
     def use(model: object) -> None:
-        monkeypatch.setattr("pbs_jax.bench.run.load_adapter", lambda spec: model)
+        monkeypatch.setattr("pbs_jax.bench.run.load_adapter", lambda spec, options: model)
 
     return use

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from data_prep.schema import QA
-from pbs_jax.bench import audit, blind, tables
+from pbs_jax import cli
+from pbs_jax.bench import audit, audit_tables, blind, tables
 from pbs_jax.bench.records import load_questions
 
 
@@ -34,7 +35,7 @@ def test_positions_and_balance_of_the_release(
     (group,) = (g for g in released["groups"] if f"{g['level']}/{g['domain']}/{g['split']}" == name)
     assert (group["true"], group["by_type"]["true_false"]) == (true, closed)
     assert (group["answer_positions"][0], group["by_type"]["multiple_choice"]) == (first, choices)
-    row = next(row for row in audit.to_tables(released)[0].rows if row[0] == name)
+    row = next(row for row in audit_tables.to_tables(released)[0].rows if row[0] == name)
     assert f"{true} of {closed}" in row and f"{first:,} of {choices:,}" in row
 
 
@@ -59,12 +60,48 @@ def test_lengths_leakage_and_validity_of_the_release(released: dict[str, Any]) -
     json.dumps(released, allow_nan=False)
 
 
+def test_contract_and_duplicates_of_the_release(released: dict[str, Any]) -> None:
+    """official_code.md 1.2 and 1.7: the odd questions are known one by one."""
+    broken = {x["rule"]: x["ids"] for x in released["contract"] if x["broken"]}
+    assert {rule: len(ids) for rule, ids in broken.items()} == {
+        "multiple choice has at least 4 options": 1,
+        "a short answer is not yes or no": 49,
+        "the task is not the stray reasoning": 4,
+    }
+    assert broken["multiple choice has at least 4 options"] == ["570ff57ddeeca3c7e1a9"]
+    assert sum(x["of"] for x in released["contract"] if "name the same" in x["rule"]) == 12448
+    (twice,) = [x for x in released["duplicates"] if x["found"]]
+    assert (twice["group"], twice["what"], twice["found"]) == ("cell/ood/test", "images under several ids", 2)
+    assert {id.rpartition("/")[2] for ids in twice["ids"] for id in ids} == {"MO_6394626.jpg", "VLY_8779340.jpg"}
+
+
+def test_a_changed_file_is_not_the_release(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "slide_id_test.jsonl"
+    file.write_bytes((shared / "data/pbsbench/slide_id_test.jsonl").read_bytes())
+    assert cli.main(["bench", "audit", str(tmp_path)]) == 0
+    file.write_text(file.read_text().replace("?", "??", 1))
+    assert cli.main(["bench", "audit", str(tmp_path)]) == 3
+    assert "not as released: slide_id_test.jsonl" in capsys.readouterr().out
+
+
+def test_the_release_against_the_paper(released: dict[str, Any]) -> None:
+    counts = {(x["group"], x["task"]): (x["here"], x["paper"]) for x in released["paper"]["counts"]}
+    here, printed = counts["cell/id/test", "abnormality"]
+    assert (here["true_false"], printed["true_false"]) == (9, 231)
+    here, printed = counts["cell/ood/test", "all"]
+    assert (here["fill_blank"], printed["fill_blank"]) == (1065, 1075)
+    shown = {table.title: table for table in audit_tables.to_tables(released)}
+    rows = dict(row[:2] for row in shown["Release / paper (Table 4), questions"].rows)
+    assert rows["cell/id/test: all"] == "505 / 957"
+    assert ("Table 2", "121", "1.000", "0.044") in shown["The paper's standard deviations over sqrt(p(1-p)/n)"].rows
+
+
 def test_our_questions_give_nothing_away(dataset: Path) -> None:
     found = audit.audit(dataset)
     for group in found["groups"]:
         assert group["true"] * 2 == group["by_type"]["true_false"] > 0
         assert abs(group["longest_option"] - group["chance"]) < 0.1
-    assert "Task validity" in "".join(map(tables.to_markdown, audit.to_tables(found)))
+    assert "Task validity" in "".join(map(tables.to_markdown, audit_tables.to_tables(found)))
 
 
 def qa(id: str, kind: str, question: str, answer: str, options: tuple[str, ...] = ()) -> QA:

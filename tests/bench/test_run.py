@@ -54,18 +54,17 @@ def test_answers_are_recorded_with_the_options_as_shown(dataset: Path, tmp_path:
 def test_models_get_no_gold_and_no_path(dataset: Path, tmp_path: Path, model: Table) -> None:
     run.run("table", dataset, tmp_path / "r", limit=50)
     for request in model.asked:
-        fields = repr([getattr(request, name) for name in request.__dataclass_fields__ if name != "image"])
+        fields = repr([getattr(request, name) for name in request.__dataclass_fields__ if name != "images"])
         assert "made:" not in fields  # image ids carry the label here
-        assert request.text.startswith(request.question) and request.image
+        assert request.text.startswith(request.question) and len(request.images) == 1
     (choice,) = {r.text for r in model.asked if r.question_type == "multiple_choice"} and [
         next(r for r in model.asked if r.question_type == "multiple_choice")
     ]
     assert choice.text.endswith("\nOptions:" + "".join(f"\n{'ABCD'[k]}. {o}" for k, o in enumerate(choice.options)))
 
 
-def shade(encoded: bytes | None) -> int:
-    assert encoded is not None
-    return round(sum(Image.open(io.BytesIO(encoded)).convert("L").get_flattened_data()) / 256)
+def shade(encoded: tuple[bytes, ...]) -> int:
+    return round(sum(Image.open(io.BytesIO(encoded[0])).convert("L").get_flattened_data()) / 256)
 
 
 def test_modalities(dataset: Path, tmp_path: Path, model: Table) -> None:
@@ -73,8 +72,8 @@ def test_modalities(dataset: Path, tmp_path: Path, model: Table) -> None:
     for modality in run.MODALITIES:
         model.asked.clear()
         run.run("table", dataset, tmp_path / modality, modality=modality)
-        shown[modality] = {r.id: r.image for r in model.asked}
-    assert set(shown["blind"].values()) == {None}
+        shown[modality] = {r.id: r.images for r in model.asked}
+    assert set(shown["blind"].values()) == {()}
     assert len(set(shown["blank"].values())) == 1
     images = {qa.id: qa.image_id for qa in load_questions(dataset, "test").items}
     pairs = {(images[id], shade(shown["image"][id]), shade(shown["mismatched"][id])) for id in images}
@@ -119,7 +118,7 @@ class Slow(Constant):
     def generate(self, requests, mode):
         time.sleep(0.004)
         return super().generate(requests, mode)
-run.load_adapter = lambda spec: Slow("true")
+run.load_adapter = lambda spec, options: Slow("true")
 run.run("slow", Path(sys.argv[1]), Path(sys.argv[2]), batch_size=3)
 """
 
@@ -219,9 +218,9 @@ def test_our_model_sees_each_picture_once_and_no_gold(monkeypatch: pytest.Monkey
     model = Pbs.__new__(Pbs)
     model._answerer = Answerer()
     pictures = (b"one", b"two", b"one")
-    asked = [Request(f"q{k}", (), image, "Big?", "true_false", (), "Big?") for k, image in enumerate(pictures)]
+    asked = [Request(f"q{k}", (), (image,), "Big?", "true_false", (), "Big?") for k, image in enumerate(pictures)]
     assert [r.text for r in model.generate(asked, "generate")] == ["q0:1:generate", "q1:2:generate", "q2:1:generate"]
-    blind = [Request(r.id, (), None, r.question, r.question_type, (), r.text) for r in asked]
+    blind = [Request(r.id, (), (), r.question, r.question_type, (), r.text) for r in asked]
     assert model.generate(blind, "letter_likelihood")[0].text == "q0:blind:letter_likelihood"
     with pytest.raises(DataError, match="with and without a picture"):
         model.generate([asked[0], blind[1]], "generate")
