@@ -48,18 +48,22 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "data": {
                 "root": "",  # what `pbs data run --out` wrote: cells, cell_qa_tokens, tokenizer, cell_features
                 "features": "",  # the folder that `pbs data features --out` wrote; empty = under `root`
+                "slides": "",  # phase 0b: a slide job's folder, whose questions are learnt beside those about cells
                 "threads": 4,  # reading threads
                 "prefetch": 64,  # examples read ahead
             },
             # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.
             "init_from": {"backbone": "", "language_model": "", "qformer": ""},
+            "int8": False,  # frozen language model with int8 kernels; see what it costs with `pbs perf int8`
+            "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code
             "weighting": "token",  # of answer losses: "token" (official, ForCausalLM's mean) or "answer" (each alike)
             "batch_size": 32,  # examples per step over all hosts
             "steps": 1000,  # optimiser updates
             "epochs": 0,  # > 0: passes over the train split; `steps` is then computed from it
             "log_every": 10,  # steps between lines of metrics.jsonl
-            "eval_every": 200,  # steps between evaluations on val; 0 = only at the end
+            "eval_every": 200,  # steps between evaluations on val; 0 = only at the end, -1 = after every pass over the train split
             "save_every": 200,  # steps between Orbax checkpoints
+            "profile_at": 0,  # > 0: this step and the next two are traced into workdir/profile, for TensorBoard or XProf
             "keep": 2,  # checkpoints kept; the last one is always among them
             # AdamW of the paper (section 4.2) and of the official trainer; cosine to 0 after a linear warm-up.
             "optimizer": {
@@ -72,7 +76,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "b2": 0.999,
                 "eps": 1e-8,
             },
-            "mesh": {"data": -1, "fsdp": 1, "tensor": 1},  # devices per axis; -1 = all that are left
+            # Devices per axis; -1 = all that are left. At 7b the frozen weights are split over all of them.
+            "mesh": {"data": 1, "fsdp": -1, "tensor": 1} if size == "7b" else {"data": -1, "fsdp": 1, "tensor": 1},
         }
     )
 
@@ -82,6 +87,7 @@ def official(config: ConfigDict, *, epochs: int, batch_size: int) -> None:
     if config.recipe == "official":
         config.epochs, config.batch_size = epochs, batch_size
         config.optimizer.name, config.optimizer.lr = "adamw", 5e-5
+        config.images_per_row, config.eval_every = 0, -1
 
 
 def finish(config: ConfigDict) -> ConfigDict:

@@ -10,11 +10,13 @@ from configs import base
 def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.phase = "cell_representation"
-    config.text_length = 32  # with [CLS] and [SEP]
+    config.text_length = 40 if config.size == "small" else 32  # with [CLS] and [SEP]; SmolLM2 cuts captions finer
     if config.size != "7b":
         config.steps = 100
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3  # small and from scratch; AdamW at 5e-5 is for BERT's weights
+        if config.size == "small":  # Muon would orthogonalise a caption head of 49,152 columns each step
+            config.optimizer.name, config.optimizer.lr = "adamw", 5e-4
     else:
         config.epochs = 100
     base.official(config, epochs=100, batch_size=32)

@@ -16,6 +16,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3
     else:
-        config.batch_size, config.epochs = 2, 20
+        config.images_per_row, config.batch_size, config.epochs = 3, 32, 20  # three images' questions a row
+        config.eval_every = -1
     base.official(config, epochs=20, batch_size=2)
     return base.finish(config)

@@ -64,7 +64,7 @@ def line_chart(
         )
         out.append(f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="2.6" fill="{colour}"/>')
         legend.append(f'<span><i style="background:{colour}"></i>{escape(name)} {y:.3g}</span>')
-    return _figure(title, WIDTH, HEIGHT, out, legend)
+    return figure(title, WIDTH, HEIGHT, out, legend)
 
 
 def interval_bars(
@@ -101,7 +101,7 @@ def interval_bars(
         value, name = reference
         out.append(_vertical(px(value), 0, height - 20, 'stroke="var(--c3)" stroke-width="1.5" stroke-dasharray="4 3"'))
         legend.append(f'<span><i style="background:var(--c3)"></i>{escape(name)} {value:g}</span>')
-    return _figure(title, width, height, out, legend)
+    return figure(title, width, height, out, legend)
 
 
 def _vertical(x: float, top: float, bottom: float, attributes: str) -> str:
@@ -129,7 +129,8 @@ def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
 
 
-def _figure(title: str, width: float, height: float, marks: Sequence[str], legend: Sequence[str]) -> str:
+def figure(title: str, width: float, height: float, marks: Sequence[str], legend: Sequence[str]) -> str:
+    """A titled SVG of the marks (SVG strings) with a legend (HTML strings): the frame of every chart."""
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(marks)}</svg>'

@@ -29,17 +29,24 @@ def write_cells(out: Path, cells: Sequence[Cell], rejects: Sequence[Reject], **o
     )
 
 
-def write_questions(out: Path, questions: Sequence[QA], config: Mapping[str, Any], cells_id: str, level: str) -> str:
-    """Writes OUT/cell_qa and returns its content id."""
+def write_questions(
+    out: Path,
+    questions: Sequence[QA],
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    level: str,
+    name: str = "cell_qa",
+) -> str:
+    """Writes OUT/cell_qa (or slide_qa) and returns its content id. `inputs`: what they were made from -> content id."""
     counts = Counter(f"{qa.split} {qa.question_type}" for qa in questions)
     return io.write_dataset(
         out,
-        "cell_qa",
+        name,
         QA_FEATURES,
         map(qa_record, questions),
         id_feature="id",
         config=config,
-        inputs={"cells": cells_id},
+        inputs=inputs,
         records_in=len(questions),
         records_per_shard=20_000,
         split_level=level,
@@ -85,8 +92,9 @@ def write_tokens(
     seed: int,
     qa_id: str,
     level: str,
+    name: str = "cell_qa",
 ) -> tuple[str, list[Reject]]:
-    """Writes OUT/cell_qa_tokens; returns its content id and the questions that are longer than a bin."""
+    """Writes OUT/<name>_tokens; returns its content id and the questions that are longer than a bin."""
     split_of = {qa.image_id: qa.split for qa in questions}
     too_long: list[str] = []
     bins = [
@@ -102,12 +110,12 @@ def write_tokens(
     ]
     content_id = io.write_dataset(
         out,
-        "cell_qa_tokens",
+        f"{name}_tokens",
         tokens.token_features(bin_length),
         bins,
         id_feature="bin_id",
         config={"prompt_set": prompts.PROMPT_SET, "option_order": "shuffle", "seed": seed, "bin_length": bin_length},
-        inputs={"cell_qa": qa_id, "tokenizer": tokenizer.sha256},
+        inputs={name: qa_id, "tokenizer": tokenizer.sha256},
         records_in=len(bins),
         records_per_shard=10_000,
         split_level=level,

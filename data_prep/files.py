@@ -10,6 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from data_prep.schema import DataError
+
 
 def sha256_file(path: Path) -> str:
     with path.open("rb") as file:
@@ -64,3 +66,14 @@ def publish_directory(finished: Path, target: Path) -> None:
     os.rename(finished, target)
     sync_directory(target.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def open_remote(address: str) -> tuple[Any, str]:
+    """(fsspec file system, path in it) of gs://, s3://, memory:// ... Raises DataError for one that can't be reached."""
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(address)
+    except (OSError, ImportError, ValueError) as error:
+        raise DataError(f"{address} cannot be reached ({error}): check the address and what is installed") from error
+    return filesystem, root

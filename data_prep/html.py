@@ -103,9 +103,10 @@ def image_grid(items: Iterable[tuple[bytes, str]], side: int = 96) -> str:
     return f'<div class="grid">{figures}</div>'
 
 
-def image(data: bytes, alt: str, side: int) -> str:
-    """One embedded image. Raises ValueError for bytes that are no JPEG, PNG or WebP."""
-    return f'<img src="{_data_uri(data)}" alt="{escape(alt)}" width="{side}" height="{side}" loading="lazy">'
+def image(data: bytes, alt: str, side: int, height: int | None = None) -> str:
+    """One embedded image, `side` CSS pixels wide and, unless `height` is given, high. Raises ValueError for bytes that
+    are no JPEG, PNG or WebP."""
+    return f'<img src="{data_uri(data)}" alt="{escape(alt)}" width="{side}" height="{height or side}" loading="lazy">'
 
 
 def columns(parts: Iterable[str]) -> str:
@@ -146,8 +147,9 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, str | bool)
 
 
-def _data_uri(data: bytes) -> str:
+def data_uri(data: bytes) -> str:
+    """Encoded image as a data URL. Raises ValueError for bytes that are no JPEG, PNG or WebP."""
     for magic, kind in ((b"\xff\xd8", "jpeg"), (b"\x89PNG", "png"), (b"RIFF", "webp")):
         if data.startswith(magic):
             return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    raise ValueError(f"an image of a report must be JPEG, PNG or WebP; these bytes begin with {data[:8]!r}")
+    raise ValueError(f"an image must be JPEG, PNG or WebP; these bytes begin with {data[:8]!r}")

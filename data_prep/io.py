@@ -63,6 +63,7 @@ __all__ = [
 VERSION = "1.0.0"
 WRITER_OPTIONS = "group_size:1"  # any other group size makes random access hundreds of times slower
 RECORDS_PER_SHARD = 1000
+OPEN_UNITS = 128
 METADATA = ("dataset_info.json", "features.json", "ids.txt", "manifest.json", "run.json")
 
 
@@ -228,7 +229,7 @@ def _write_shards(
     work: Path, name: str, units: Sequence[Unit], rows: Sequence[tuple[str, str, int, int]], per_shard: int
 ) -> list[dict[str, Any]]:
     """Shards of `per_shard` records per split, each reopened and counted."""
-    readers = {u: array_record_module.ArrayRecordReader(str(unit.path)) for u, unit in enumerate(units) if unit.keys}
+    readers: dict[int, Any] = {}  # by unit, the least recently used first
     shards = []
     for split in dict.fromkeys(row[0] for row in rows):
         of_split = [row for row in rows if row[0] == split]
@@ -239,7 +240,7 @@ def _write_shards(
             writer = array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS)
             stored = 0
             for _, _, unit, position in chunk:
-                raw = readers[unit].read([position])[0]
+                raw = _reader(readers, unit, units[unit].path).read([position])[0]
                 stored += len(raw)
                 writer.write(raw)
             writer.close()
@@ -250,6 +251,15 @@ def _write_shards(
     for reader in readers.values():
         reader.close()
     return shards
+
+
+def _reader(readers: dict[int, Any], unit: int, path: Path) -> Any:
+    """The open reader of a unit; at most OPEN_UNITS are, since a job may have more than a process may open files."""
+    reader = readers.pop(unit, None) or array_record_module.ArrayRecordReader(str(path))
+    while len(readers) >= OPEN_UNITS:
+        readers.pop(next(iter(readers))).close()
+    readers[unit] = reader
+    return reader
 
 
 def _write_tfds_metadata(work: Path, name: str, features: Features, shards: Sequence[Mapping[str, Any]]) -> None:

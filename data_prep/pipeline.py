@@ -20,7 +20,7 @@ from array_record.python import array_record_module
 from data_prep import crops, derived, io, qa, split, tokens
 from data_prep.caption import cell_caption
 from data_prep.datasets import CELL_FEATURES, record_cell
-from data_prep.executors import Quarantined, run_units
+from data_prep.executors import Quarantined, run_units, take_shard
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.progress import progress
 from data_prep.records import parser
@@ -47,6 +47,8 @@ class CellJob:
     tokenizer: Path | None = None
     fill: str = "reflect"
     color_enhance: float = 1.0
+    shard: str = ""  # "i/n": only that part of the units, without the datasets
+    beam: str = ""
 
     def config(self) -> dict[str, Any]:
         """What decides the content: no path, no number of workers."""
@@ -77,14 +79,18 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     _refuse_other_source(job)
     found = list_source(job)
     inputs = _inputs(job, found)
-    key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, _code()]).encode()).hexdigest()
+    key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
     if (done := _up_to_date(job.out, key)) is not None:
         return done
-    (job.out / "state.json").unlink(missing_ok=True)
     for note in found.notes:
         say(f"note: {note}")
     work = job.out / ".units" / key[:16]
     reports, crop_rejects = _crop(job, found, work)
+    if job.shard:
+        return Outcome(
+            True, {}, {}, [f"shard {job.shard}: {len(reports)} units done; without --shard the rest follows"]
+        )
+    (job.out / "state.json").unlink(missing_ok=True)
     if clipped := sum(report.clipped for report in reports):
         say(f"note: {clipped} boxes reached over their picture's edge and were clipped")
     assignment = split.assign([item for report in reports for item in report.items], job.seed)
@@ -107,7 +113,8 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     }
     questions = qa.cell_questions(cells, seed=job.seed)
     derived.run_probe(questions, say)
-    ids["cell_qa"] = derived.write_questions(job.out, questions, {"seed": job.seed}, ids["cells"], assignment.level)
+    made_from = {"cells": ids["cells"]}
+    ids["cell_qa"] = derived.write_questions(job.out, questions, {"seed": job.seed}, made_from, assignment.level)
     tokenizer = derived.make_tokenizer(job.out, job.tokenizer, cells, questions)
     ids["cell_qa_tokens"], unpacked = derived.write_tokens(
         job.out,
@@ -152,7 +159,7 @@ def list_source(job: CellJob) -> Listing:
     return dataclasses.replace(found, cells=sorted(chosen, key=lambda cell: cell.cell_id))
 
 
-def _code() -> str:
+def code_sha256() -> str:
     """sha256 over this package's sources: changed code makes the data again."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
@@ -203,11 +210,12 @@ def _crop(job: CellJob, found: Listing, work: Path) -> tuple[list[UnitReport], l
         CropUnit(chunk, root, work / f"unit-{number:06d}.array_record", job.fill, job.color_enhance)
         for number, chunk in enumerate(chunks)
     ]
+    units = list(take_shard(units, job.shard))
     reports: dict[int, UnitReport] = {}
     rejects = []
-    for number, result in progress(run_units(crop_unit, units, job.workers), len(units), "crops, units"):
+    for number, result in progress(run_units(crop_unit, units, job.workers, job.beam), len(units), "crops, units"):
         if isinstance(result, Quarantined):
-            rejects += [Reject(cell.cell_id, "worker died", result.reason) for cell in chunks[number]]
+            rejects += [Reject(cell.cell_id, "worker died", result.reason) for cell in units[number].cells]
         else:
             reports[number] = result
     ordered = [reports[number] for number in sorted(reports)]
@@ -216,13 +224,13 @@ def _crop(job: CellJob, found: Listing, work: Path) -> tuple[list[UnitReport], l
 
 def _captioned(reports: Sequence[UnitReport], splits: Mapping[str, str]) -> list[Cell]:
     """The cells that the split kept, with split and caption, in id order."""
-    cells = (cell for report in reports for cell in _unit_cells(report.unit) if cell.cell_id in splits)
+    cells = (cell for report in reports for cell in unit_cells(report.unit) if cell.cell_id in splits)
     placed = (dataclasses.replace(cell, split=splits[cell.cell_id]) for cell in cells)
     captioned = (dataclasses.replace(cell, caption=cell_caption(cell)) for cell in placed)
     return sorted(captioned, key=lambda cell: cell.cell_id)
 
 
-def _unit_cells(unit: io.Unit) -> Iterator[Cell]:
+def unit_cells(unit: io.Unit) -> Iterator[Cell]:
     if unit.keys:  # an ArrayRecord file without records does not open
         parse = parser(CELL_FEATURES)
         reader = array_record_module.ArrayRecordReader(str(unit.path))

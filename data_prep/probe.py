@@ -59,7 +59,7 @@ def _of(questions: Sequence[QA], kind: str) -> list[QA]:
     return [qa for qa in questions if qa.question_type == kind]
 
 
-def _features(train: Sequence[str], test: Sequence[str]) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+def features(train: Sequence[str], test: Sequence[str]) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
     """TF-IDF of words and word pairs, unit rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -76,7 +76,7 @@ def _nearest(train: sparse.csr_matrix, test: sparse.csr_matrix) -> np.ndarray:
 def _true_false(train: Sequence[QA], test: Sequence[QA]) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
 
-    seen, asked = _features([qa.question for qa in train], [qa.question for qa in test])
+    seen, asked = features([qa.question for qa in train], [qa.question for qa in test])
     gold = np.array([qa.answer == "True" for qa in train])
     truth = np.array([qa.answer == "True" for qa in test])
     guess = LogisticRegression(max_iter=300).fit(seen, gold).predict(asked) if len(set(gold)) == 2 else gold[0]
@@ -90,7 +90,7 @@ def _with_options(qa: QA) -> str:
     return " ".join((qa.question, *sorted(qa.options)))
 
 
-def _pairs(questions: Sequence[QA]) -> list[str]:
+def pairs(questions: Sequence[QA]) -> list[str]:
     """One text per (question, option): the option's words, and the option as one word with its question and its set."""
     return [
         " ".join((option, _word(option, qa.question), _word(option, *sorted(qa.options))))
@@ -106,14 +106,14 @@ def _word(*texts: str) -> str:
 def _choice(train: Sequence[QA], test: Sequence[QA]) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
 
-    seen, asked = _features(_pairs(train), _pairs(test))
+    seen, asked = features(pairs(train), pairs(test))
     model = LogisticRegression(max_iter=300).fit(seen, [o == qa.answer for qa in train for o in qa.options])
     score, at = model.decision_function(asked), 0
     logistic = []
     for qa in test:
         logistic.append(qa.options[int(score[at : at + len(qa.options)].argmax())] == qa.answer)
         at += len(qa.options)
-    nearest = _nearest(*_features([_with_options(qa) for qa in train], [_with_options(qa) for qa in test]))
+    nearest = _nearest(*features([_with_options(qa) for qa in train], [_with_options(qa) for qa in test]))
     longest = [[len(o) == max(map(len, qa.options)) for o in qa.options] for qa in test]
     return {
         "choice_logistic": float(np.mean(logistic)),

@@ -1,19 +1,16 @@
 """Template questions about cells, balanced so that their text alone cannot win (issue 2; paper 3.2 for the four types).
 
-Images are chosen for statements and for (option set, gold), never the other way round: each statement is true for half
-of its images, each option of a set is gold equally often, and nothing in the wording depends on the answer. Where
-classes are very uneven (BCCD) balance costs coverage: there are then few true/false and multiple-choice questions.
+Cells are chosen by the rules of `balance`; nothing in the wording depends on the answer. Where classes are very uneven
+(BCCD) balance costs coverage: there are then few true/false and multiple-choice questions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from data_prep import qa_bank
+from data_prep import balance, qa_bank
 from data_prep.caption import cell_caption
 from data_prep.qa_bank import FACTS, LABEL, PAIRS, WORDINGS
 from data_prep.schema import ARTIFACT, OTHERS, QA, Cell, check_qa, question_id, stable_hash
@@ -35,27 +32,6 @@ class QAConfig:
     held_out: Rates = Rates(fill_blank=11, true_false=3.0, subtype_choice=1.0, attribute_choice=1.5)
     choices: int = 4  # options of a multiple-choice question, fewer only where fewer values occur
     type_weight: float = 2.0  # how many times as often a statement about the type is asked as one about an attribute
-
-
-class _Load:
-    """How often each cell was chosen, in all and per subject, so that choices spread evenly; ties break by hash."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.counts: Counter[tuple[str, ...]] = Counter()
-
-    def take(self, pool: Sequence[Cell], count: int, subject: str, salt: str) -> list[Cell]:
-        """The `count` cells of the pool least often chosen for the subject, then least often in all."""
-
-        def key(cell: Cell) -> tuple[int, int, int]:
-            id = cell.cell_id
-            return self.counts[id, subject], self.counts[id,], stable_hash(self.seed, subject, salt, id)
-
-        chosen = sorted(pool, key=key)[:count]
-        for cell in chosen:
-            self.counts[cell.cell_id, subject] += 1
-            self.counts[cell.cell_id,] += 1
-        return chosen
 
 
 def cell_questions(cells: Sequence[Cell], *, seed: int = 0, config: QAConfig = QAConfig()) -> list[QA]:
@@ -130,23 +106,14 @@ def _describe(cells: Sequence[Cell]) -> Iterator[QA]:
 
 
 def _true_false(cells: Sequence[Cell], per_cell: float, type_weight: float, seed: int) -> Iterator[QA]:
-    """Half true, half false for every statement; the false ones spread evenly over the fact's other values."""
-    pools = {fact: _by_option(cells, (fact,)) for fact in FACTS}
-    statements = [(fact, value) for fact, pool in pools.items() if len(pool) > 1 for value in pool]
-    weights = {s: type_weight if s[0] == LABEL else 1.0 for s in statements}
-    load = _Load(seed)
-    for fact, (value,) in sorted(statements, key=lambda s: (len(pools[s[0]][s[1]]), s)):
-        true = pools[fact][value,]
-        others = [pool for other, pool in pools[fact].items() if other != (value,)]
-        quota = math.ceil(per_cell * len(cells) * weights[fact, (value,)] / sum(weights.values()) / 2)
-        half = min(quota, len(true), sum(map(len, others)))
-        counts = [half, *_spread(half, [len(pool) for pool in others])]
+    pools = {fact: _pools(cells, (fact,)) for fact in FACTS}
+    weight = {LABEL: type_weight}
+    total = per_cell * len(cells)
+    for fact, value, cell in balance.statements(pools, total, lambda fact: weight.get(fact, 1.0), _load(seed)):
+        recorded = qa_bank.recorded(cell, fact)
         question = f"(True/False) {qa_bank.statement(fact, value)}"
-        for pool, count in zip([true, *others], counts, strict=True):
-            for cell in load.take(pool, count, fact, value):
-                recorded = qa_bank.recorded(cell, fact)
-                facts = {fact: recorded}
-                yield _record(cell, "true_false", WORDINGS[fact].task, question, str(recorded == value), facts)
+        facts = {fact: recorded}
+        yield _record(cell, "true_false", WORDINGS[fact].task, question, str(recorded == value), facts)
 
 
 def _subtype_choice(cells: Sequence[Cell], per_cell: float, choices: int, seed: int) -> Iterator[QA]:
@@ -161,52 +128,24 @@ def _attribute_choice(cells: Sequence[Cell], per_cell: float, choices: int, seed
 def _choose(
     cells: Sequence[Cell], topics: Mapping[tuple[str, ...], tuple[str, ...]], per_cell: float, choices: int, seed: int
 ) -> Iterator[QA]:
-    """Multiple choice about `topics` (facts -> wordings), shared evenly among topics, then option sets, then golds.
-
-    Only values that occur in these cells are options, else the absent ones could be ruled out from the text.
-    """
-    pools = {facts: _by_option(cells, facts) for facts in topics}
-    sets = {facts: _option_sets(pools[facts], choices) for facts in topics}
-    capacity = {facts: [len(s) * min(len(pools[facts][v]) for v in s) for s in sets[facts]] for facts in topics}
-    quotas = _spread(math.ceil(per_cell * len(cells)), [sum(capacity[facts]) for facts in topics])
-    load = _Load(seed)
-    for facts, quota in sorted(zip(topics, quotas, strict=True), key=lambda pair: (sum(capacity[pair[0]]), pair)):
-        subject = "+".join(facts)
-        for options, share in zip(sets[facts], _spread(quota, capacity[facts]), strict=True):
-            texts = {values: _option_text(facts, values) for values in options}
-            for gold in options:
-                salt = "|".join([*texts.values(), texts[gold]])
-                for cell in load.take(pools[facts][gold], math.ceil(share / len(options)), subject, salt):
-                    turn = stable_hash("choice", seed, cell.cell_id) + load.counts[cell.cell_id, subject]
-                    question = topics[facts][turn % len(topics[facts])]
-                    recorded = dict(zip(facts, gold, strict=True))
-                    task = WORDINGS[facts[0]].task
-                    yield _record(cell, "multiple_choice", task, question, texts[gold], recorded, texts.values())
-
-
-def _option_sets(pool: Mapping[tuple[str, ...], Sequence[Cell]], choices: int) -> list[tuple[tuple[str, ...], ...]]:
-    """Every set of `choices` occurring values; all when fewer occur; none below three (true/false asks those)."""
-    return list(itertools.combinations(pool, min(choices, len(pool)))) if len(pool) >= 3 else []
+    """Multiple choice about `topics` (facts -> wordings)."""
+    pools = {facts: _pools(cells, facts) for facts in topics}
+    load = _load(seed)
+    for facts, texts, gold, cell in balance.choices(pools, per_cell * len(cells), choices, _option_text, load):
+        turn = stable_hash("choice", seed, cell.cell_id) + load.counts[cell.cell_id, "+".join(facts)]
+        question = topics[facts][turn % len(topics[facts])]
+        recorded = dict(zip(facts, gold, strict=True))
+        task = WORDINGS[facts[0]].task
+        yield _record(cell, "multiple_choice", task, question, texts[gold], recorded, texts.values())
 
 
 def _option_text(facts: Sequence[str], values: Sequence[str]) -> str:
     return " and ".join(map(qa_bank.option, facts, values))
 
 
-def _by_option(cells: Sequence[Cell], facts: tuple[str, ...]) -> dict[tuple[str, ...], list[Cell]]:
-    """Cells by their recorded values of the facts, in sorted order of values; cells that lack one are left out."""
-    pools: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        values = tuple(value for fact in facts if (value := qa_bank.recorded(cell, fact)) is not None)
-        if len(values) == len(facts):
-            pools.setdefault(values, []).append(cell)
-    return dict(sorted(pools.items()))
+def _load(seed: int) -> balance.Load[Cell]:
+    return balance.Load(seed, lambda cell: cell.cell_id)
 
 
-def _spread(total: int, capacities: Sequence[int]) -> list[int]:
-    """Shares of `total` as even as the capacities allow, in their order; less than `total` only when all are full."""
-    shares = [0] * len(capacities)
-    for done, k in enumerate(sorted(range(len(capacities)), key=capacities.__getitem__)):
-        shares[k] = min(capacities[k], round(total / (len(capacities) - done)))
-        total -= shares[k]
-    return shares
+def _pools(cells: Sequence[Cell], facts: tuple[str, ...]) -> balance.Pools[Cell]:
+    return balance.by_values(cells, lambda cell: [qa_bank.recorded(cell, fact) for fact in facts])

@@ -190,3 +190,9 @@ def option(fact: str, value: str) -> str:
     """The value as a multiple-choice option or as half of a combination."""
     wording = WORDINGS[fact]
     return wording.options.get(value) or wording.option.format(answer(fact, value))
+
+
+def phrase(fact: str, value: str) -> str:
+    """The value in words that say which fact it is of, as captions do: "irregular nucleus", "small cell"."""
+    noun = {"nucleus_shape": "nucleus", "cytoplasm_colour": "cytoplasm"}.get(fact)
+    return f"{answer(fact, value)} {noun}" if noun else option(fact, value)

@@ -74,7 +74,7 @@ def write_sheet(root: Path, out: Path, kind: str, count: int = 200, seed: int = 
     if kind not in KINDS:
         raise DataError(f'"{kind}" can\'t be reviewed: use {" or ".join(KINDS)}')
     sheet = out / SHEET
-    if sheet.is_file() and any(row["verdict"] for row in _rows(sheet)):
+    if sheet.is_file() and any(row["verdict"] for row in read_sheet(sheet)):
         raise DataError(f"{sheet} holds verdicts: name another --out, or move it")
     chosen = sample(caption_items(root) if kind == "captions" else question_items(root), count, seed)
     if not chosen:
@@ -84,11 +84,12 @@ def write_sheet(root: Path, out: Path, kind: str, count: int = 200, seed: int = 
     writer.writeheader()
     writer.writerows(dataclasses.asdict(item) | {"verdict": "", "reason": ""} for item in chosen)
     atomic_write(sheet, text.getvalue())
-    atomic_write(out / PAGE, _page(chosen, _pictures(root, {item.image_id for item in chosen}), kind, seed))
+    atomic_write(out / PAGE, _page(chosen, pictures(root, {item.image_id for item in chosen}), kind, seed))
     return chosen
 
 
-def _pictures(root: Path, ids: set[str]) -> dict[str, bytes]:
+def pictures(root: Path, ids: set[str]) -> dict[str, bytes]:
+    """The encoded crops of these cells, where ROOT/cells holds them."""
     found: dict[str, bytes] = {}
     if not (root / "cells").is_dir():
         return found
@@ -139,7 +140,7 @@ def acceptance(sheet: Path) -> list[Acceptance]:
 
     Raises DataError for a verdict that is none of VERDICTS, a repeated id, or a sheet without verdicts.
     """
-    rows = _rows(sheet)
+    rows = read_sheet(sheet)
     strata: dict[str, Counter[str]] = {"all": Counter()}
     seen: set[str] = set()
     for number, row in enumerate(rows, 2):
@@ -163,14 +164,15 @@ def acceptance(sheet: Path) -> list[Acceptance]:
 
 def rejected_ids(sheet: Path) -> dict[str, str]:
     """Id -> reason of everything that the reviewer rejected."""
-    return {row["id"]: row["reason"] for row in _rows(sheet) if row["verdict"].strip().lower() == "reject"}
+    return {row["id"]: row["reason"] for row in read_sheet(sheet) if row["verdict"].strip().lower() == "reject"}
 
 
-def _rows(sheet: Path) -> list[dict[str, str]]:
+def read_sheet(sheet: Path, columns: Sequence[str] = ("id", "stratum", "verdict", "reason")) -> list[dict[str, str]]:
+    """The lines of a CSV that a spreadsheet may have saved. Raises DataError when it or one of `columns` is missing."""
     if not sheet.is_file():
-        raise DataError(f"{sheet} does not exist: write it with pbs data review")
+        raise DataError(f"{sheet} does not exist: write it first (pbs data review, pbs data labels)")
     with sheet.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark before the first column
         rows = [{name: value or "" for name, value in row.items() if name} for row in csv.DictReader(file)]
-    if lacking := [name for name in ("id", "stratum", "verdict", "reason") if rows and name not in rows[0]]:
+    if lacking := [name for name in columns if rows and name not in rows[0]]:
         raise DataError(f"{sheet} lacks the column {', '.join(lacking)}")
     return rows

@@ -31,13 +31,14 @@ BEND = 0.4  # cost of one radius step between neighbouring angles, in units of s
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WhiteCell:
-    """A found cell; boxes and areas in pixels of the given image."""
+    """A found cell; boxes, areas and the outline (float[ANGLES, 2] rows and columns) in pixels of the given image."""
 
     box: Box
     nucleus_box: Box
     area: float
     nucleus_area: float
     on_border: bool
+    outline: np.ndarray = dataclasses.field(compare=False, repr=False)
 
 
 def optical_density(rgb: np.ndarray) -> np.ndarray:
@@ -128,6 +129,14 @@ def find_white_cells(rgb: np.ndarray, smallest_share: float = 0.12) -> list[Whit
     Returns:
         Cells whose box spans the whole cell, cytoplasm included, clipped to the image; empty if none is found.
     """
+    work = _prepare(rgb)
+    if not work.nuclei:
+        return []
+    largest = work.nuclei[0].sum()
+    return [work.cell(nucleus) for nucleus in work.nuclei if nucleus.sum() >= smallest_share * largest]
+
+
+def _prepare(rgb: np.ndarray) -> _Work:
     height, width = rgb.shape[:2]
     scale = min(1.0, WORK_SIDE / max(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -135,15 +144,22 @@ def find_white_cells(rgb: np.ndarray, smallest_share: float = 0.12) -> list[Whit
     density = ndimage.gaussian_filter(optical_density(small), (1.2, 1.2, 0))
     nuclei = _nuclei(density)
     if not nuclei:
-        return []
-    score = _cell_score(density, nuclei)
-    stained = np.any(nuclei, axis=0)
-    cells = []
-    for nucleus in nuclei:
-        if nucleus.sum() >= smallest_share * nuclei[0].sum():
-            own = np.where(stained & ~nucleus, -1, score)  # a neighbour's nucleus is never inside
-            cells.append(_measure(_outline(own, nucleus), nucleus, scale))
-    return cells
+        return _Work(scale, [], np.zeros(0), np.zeros(0))
+    return _Work(scale, nuclei, _cell_score(density, nuclei), np.any(nuclei, axis=0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """A picture at work size: its nuclei, largest first, the score of each pixel, and where any nucleus is."""
+
+    scale: float
+    nuclei: list[np.ndarray]
+    score: np.ndarray
+    stained: np.ndarray
+
+    def cell(self, nucleus: np.ndarray) -> WhiteCell:
+        own = np.where(self.stained & ~nucleus, -1, self.score)  # a neighbour's nucleus is never inside
+        return _measure(_outline(own, nucleus), nucleus, self.scale)
 
 
 def _measure(outline: np.ndarray, nucleus: np.ndarray, scale: float) -> WhiteCell:
@@ -160,6 +176,7 @@ def _measure(outline: np.ndarray, nucleus: np.ndarray, scale: float) -> WhiteCel
         area=area / scale**2,
         nucleus_area=float(nucleus.sum()) / scale**2,
         on_border=bool((low <= 0.5).any() or (high >= shape - 0.5).any()),
+        outline=outline / scale,
     )
 
 
@@ -181,3 +198,17 @@ def central_cell(rgb: np.ndarray) -> WhiteCell | None:
 
     cells = sorted(find_white_cells(rgb, smallest_share=0), key=lambda cell: (distance(cell), -cell.area))
     return cells[0] if cells and distance(cells[0]) <= min(height, width) / 4 else None
+
+
+def cell_at(rgb: np.ndarray, x: float, y: float) -> WhiteCell | None:
+    """The cell whose nucleus's box covers (x, y) or lies nearest to it, within an eighth of the shorter side; else
+    None. Nothing is too small: the caller knows the scale."""
+    work = _prepare(rgb)
+    best, nearest = None, min(rgb.shape[:2]) / 8 * work.scale
+    for nucleus in work.nuclei:
+        rows, columns = np.flatnonzero(nucleus.any(1)), np.flatnonzero(nucleus.any(0))
+        right = max(columns[0] - x * work.scale, x * work.scale - columns[-1] - 1, 0)
+        down = max(rows[0] - y * work.scale, y * work.scale - rows[-1] - 1, 0)
+        if (distance := float(np.hypot(right, down))) < nearest or (best is None and distance == nearest):
+            best, nearest = nucleus, distance
+    return None if best is None else work.cell(best)

@@ -142,11 +142,11 @@ def assign(items: Sequence[Item], seed: int = 0) -> Assignment:
         first = kept[members[0]]
         key = first.patient_id or first.slide_id or first.id
         for k in members:
-            splits[kept[k].id] = kept[k].split or given or _by_hash(seed, key)
+            splits[kept[k].id] = kept[k].split or given or by_hash(seed, key)
     return Assignment(splits, list(rejects.values()), "image" if leakage else split_level(kept), leakage)
 
 
-def _by_hash(seed: int, key: str) -> str:
+def by_hash(seed: int, key: str) -> str:
     share, total = stable_hash("split", seed, key) / 2**64, 0.0
     for split, part in SHARES.items():
         total += part
@@ -186,8 +186,8 @@ def _group_leakage(items: Sequence[Item]) -> list[str]:
 
 def leaks(out: Path) -> list[str]:
     """Leaks in the written datasets under OUT, one sentence each: groups or near-duplicates of `cells` in two splits,
-    questions or bins whose cell lies in another split or nowhere. Reads the shards, not the plan."""
-    level = read_manifest(out / "cells")["split"]["level"]
+    questions or bins whose cell or slide lies in another split or nowhere. Reads the shards, not the plan."""
+    kept_apart = read_manifest(out / "cells")["split"]["level"]
     place: dict[str, str] = {}
     items = []
     for split in read_manifest(out / "cells")["splits"]:
@@ -202,12 +202,23 @@ def leaks(out: Path) -> list[str]:
         for a, b in near_pairs([item.dhash for item in items])
         if items[a].split != items[b].split
     ]
-    found += [sentence for sentence in _group_leakage(items) if level != "image"]
-    for name in ("cell_qa", "cell_qa_tokens"):
+    found += [sentence for sentence in _group_leakage(items) if kept_apart != "image"]
+    places = {"cell": place, "slide": _slide_places(out)}
+    for name in ("cell_qa", "cell_qa_tokens", "slide_qa", "slide_qa_tokens"):
         if not (out / name).is_dir():
             continue
+        level = name.partition("_")[0]
         for split in read_manifest(out / name)["splits"]:
             asked = {record["image_id"] for record in open_dataset(out / name, split)}
-            wrong = sorted(id for id in asked if place.get(id) != split)
-            found += [f"{name} {split}: cell {id} is in split {place.get(id, '(none)')}" for id in wrong[:5]]
+            wrong = sorted(id for id in asked if places[level].get(id) != split)
+            found += [f"{name} {split}: {level} {id} is in split {places[level].get(id, '(none)')}" for id in wrong[:5]]
     return found
+
+
+def _slide_places(out: Path) -> dict[str, str]:
+    """Slide id -> split of OUT/slides, where there is one."""
+    if not (out / "slides").is_dir():
+        return {}
+    return {
+        id: split for split in read_manifest(out / "slides")["splits"] for id in open_dataset(out / "slides", split).ids
+    }

@@ -45,7 +45,7 @@ def draw(attributes: Mapping[str, str], rng: np.random.Generator) -> tuple[np.nd
     centre = SIDE / 2 + rng.uniform(-12, 12, 2)
     radius = rng.uniform(*CELL_RADIUS[attributes["cell_size"]])
     _red_cells(picture, centre, radius, rng)
-    box = _white_cell(picture, centre, radius, attributes, rng)
+    box = white_cell(picture, centre, radius, attributes, rng)
     return _photograph(picture, rng), box
 
 
@@ -58,7 +58,8 @@ def _window(centre: np.ndarray, half: float) -> Window:
     return Window(slice(low[1], high[1]), slice(low[0], high[0]), *np.meshgrid(x, y))
 
 
-def _coverage(level: np.ndarray, softness: float = 1.5) -> np.ndarray:
+def coverage(level: np.ndarray, softness: float = 1.5) -> np.ndarray:
+    """Opacity of a level: 0.5 on the edge, rising over `softness` px."""
     return np.clip(level / softness + 0.5, 0.0, 1.0)
 
 
@@ -67,7 +68,7 @@ def _paint(area: np.ndarray, colour: np.ndarray | tuple[float, ...], alpha: np.n
     area += alpha[..., None] * (np.asarray(colour, np.float32) - area)
 
 
-def _blob(x: np.ndarray, y: np.ndarray, radius: float, wobble: float, rng: np.random.Generator) -> np.ndarray:
+def blob(x: np.ndarray, y: np.ndarray, radius: float, wobble: float, rng: np.random.Generator) -> np.ndarray:
     """A circle whose radius varies with the angle by up to about `wobble` (relative)."""
     angle = np.arctan2(y, x)
     edge = np.ones_like(x)
@@ -82,7 +83,7 @@ def _arc(x: np.ndarray, y: np.ndarray, radius: float, span: float, width: float 
     return width - np.hypot(x - radius * np.cos(angle), y - radius * np.sin(angle))
 
 
-def _noise(shape: tuple[int, ...], grain: float, rng: np.random.Generator) -> np.ndarray:
+def noise(shape: tuple[int, ...], grain: float, rng: np.random.Generator) -> np.ndarray:
     """Smooth noise of unit variance; `grain` is the sigma in pixels."""
     field = ndimage.gaussian_filter(rng.standard_normal(shape, np.float32), grain)
     return field / field.std()
@@ -103,29 +104,29 @@ def _red_cells(picture: np.ndarray, centre: np.ndarray, radius: float, rng: np.r
         window = _window(spot, size * 1.4)
         if window.x.size:
             stretch = rng.uniform(0.9, 1.1)
-            level = _blob(window.x * stretch, window.y / stretch, size, 0.06, rng)
+            level = blob(window.x * stretch, window.y / stretch, size, 0.06, rng)
             depth = np.clip(1 - level / size, 0, 1)  # 0 in the middle, 1 at the edge
             hollow = pallor * np.exp(-((depth / 0.42) ** 2))
-            alpha = _coverage(level) * (0.92 - 0.75 * hollow)
+            alpha = coverage(level) * (0.92 - 0.75 * hollow)
             _paint(picture[window.rows, window.columns], (0.80, 0.65, 0.63), alpha)
     for _ in range(int(rng.integers(0, 3))):
         spot = rng.uniform(0, SIDE, 2)
         if np.hypot(*(spot - centre)) > radius + 14:
             window = _window(spot, 12)
-            level = _blob(window.x, window.y, rng.uniform(4, 8), 0.25, rng)
-            _paint(picture[window.rows, window.columns], (0.52, 0.36, 0.62), 0.85 * _coverage(level, 2.5))
+            level = blob(window.x, window.y, rng.uniform(4, 8), 0.25, rng)
+            _paint(picture[window.rows, window.columns], (0.52, 0.36, 0.62), 0.85 * coverage(level, 2.5))
 
 
 def _nucleus(shape: str, x: np.ndarray, y: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:
     """Level of a nucleus; `radius` is that of a round nucleus in the same cell, [x, y] already turned at random."""
     match shape:
         case "unsegmented-round":
-            return _blob(x, y, radius, 0.04, rng)
+            return blob(x, y, radius, 0.04, rng)
         case "irregular":
-            return _blob(x, y, radius * 0.95, 0.30, rng)
+            return blob(x, y, radius * 0.95, 0.30, rng)
         case "unsegmented-indented":
             notch = np.hypot(x - radius * rng.uniform(1.0, 1.15), y) - radius * rng.uniform(0.65, 0.75)
-            return np.minimum(_blob(x, y, radius * 1.05, 0.05, rng), notch)
+            return np.minimum(blob(x, y, radius * 1.05, 0.05, rng), notch)
         case "unsegmented-band":
             wavy = 1 + 0.12 * np.sin(x / radius * 3 + np.float32(rng.uniform(0, 6)))
             return _arc(x + 0.25 * radius, y, radius * 0.80, rng.uniform(1.5, 2.1), radius * 0.30 * wavy)
@@ -142,21 +143,22 @@ def _nucleus(shape: str, x: np.ndarray, y: np.ndarray, radius: float, rng: np.ra
             raise ValueError(f"nucleus shape {shape} cannot be drawn")
     for dx, dy in spots:
         size = radius * lobe * rng.uniform(0.9, 1.1)
-        bridge = np.maximum(bridge, _blob(x - dx * radius, y - dy * radius, size, 0.10, rng))
+        bridge = np.maximum(bridge, blob(x - dx * radius, y - dy * radius, size, 0.10, rng))
     return bridge
 
 
-def _white_cell(
+def white_cell(
     picture: np.ndarray, centre: np.ndarray, radius: float, attributes: Mapping[str, str], rng: np.random.Generator
 ) -> Box:
+    """Paints one white cell at `centre` (x, y) over a picture float32[SIDE, SIDE, 3] in place; returns its box."""
     window = _window(centre, radius * 1.6)
     area = picture[window.rows, window.columns]
     wobble = {"round": 0.03, "irregular": 0.22}[attributes["cell_shape"]]
-    cell = _blob(window.x, window.y, radius, wobble, rng)
-    inside = _coverage(cell)
+    cell = blob(window.x, window.y, radius, wobble, rng)
+    inside = coverage(cell)
     frosted = attributes["cytoplasm_texture"] == "frosted"
     colour = np.array(CYTOPLASM[attributes["cytoplasm_colour"]], np.float32) + rng.normal(0, 0.012, 3)
-    grain = 0.065 * _noise(cell.shape, 1.1, rng) if frosted else 0.012 * _noise(cell.shape, 3.0, rng)
+    grain = 0.065 * noise(cell.shape, 1.1, rng) if frosted else 0.012 * noise(cell.shape, 3.0, rng)
     rim = 0.10 * np.exp(-np.clip(cell, 0, None) / 2.5)  # the membrane looks darker
     _paint(area, np.clip(colour + (grain - rim)[..., None], 0, 1).astype(np.float32), inside)
 
@@ -177,11 +179,11 @@ def _white_cell(
 
 
 def _chromatin(area: np.ndarray, nucleus: np.ndarray, density: str, rng: np.random.Generator) -> None:
-    clumps, lace = _noise(nucleus.shape, 2.6, rng), _noise(nucleus.shape, 1.2, rng)
+    clumps, lace = noise(nucleus.shape, 2.6, rng), noise(nucleus.shape, 1.2, rng)
     texture = 0.035 * clumps if density == "densely" else 0.07 * lace + 0.04 * clumps
     edge = 0.06 * np.exp(-np.clip(nucleus, 0, None) / 2.0)
     colour = np.array(CHROMATIN[density], np.float32) + rng.normal(0, 0.012, 3)
-    _paint(area, np.clip(colour + (texture - edge)[..., None], 0, 1).astype(np.float32), _coverage(nucleus))
+    _paint(area, np.clip(colour + (texture - edge)[..., None], 0, 1).astype(np.float32), coverage(nucleus))
 
 
 def _vacuoles(area: np.ndarray, window: Window, cytoplasm: np.ndarray, radius: float, rng: np.random.Generator) -> None:
@@ -192,7 +194,7 @@ def _vacuoles(area: np.ndarray, window: Window, cytoplasm: np.ndarray, radius: f
         level = radius * rng.uniform(0.05, 0.08) - np.hypot(
             window.x - window.x[row, column], window.y - window.y[row, column]
         )
-        _paint(area, (0.96, 0.92, 0.94), 0.9 * _coverage(np.minimum(level, cytoplasm)))
+        _paint(area, (0.96, 0.92, 0.94), 0.9 * coverage(np.minimum(level, cytoplasm)))
 
 
 def _granules(
@@ -212,7 +214,7 @@ def _granules(
     distance = pitch * np.hypot(r - i - points[i, j, 0], c - j - points[i, j, 1])
     level = sizes[i, j] - distance
     room = cell - radius if over_nucleus else np.minimum(cell - radius, -nucleus - 0.5)
-    alpha = opacity * _coverage(level, 1.2) * _coverage(room, 2.0) * (sizes[i, j] > 0)
+    alpha = opacity * coverage(level, 1.2) * coverage(room, 2.0) * (sizes[i, j] > 0)
     shade = rng.normal(0, 0.04, (rows, columns, 1)).astype(np.float32)[i, j]
     _paint(area, np.clip(np.array(GRANULE_COLOUR[attributes["granule_colour"]], np.float32) + shade, 0, 1), alpha)
 

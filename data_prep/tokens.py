@@ -18,7 +18,7 @@ import tokenizers
 from data_prep import prompts, qa_bank
 from data_prep.caption import caption_text
 from data_prep.records import TEXT, TEXTS, Features, array
-from data_prep.schema import QA, Cell, DataError, shown_options, stable_hash
+from data_prep.schema import QA, WHITE_CELL_CLASSES, Cell, DataError, shown_options, stable_hash
 
 VOCABULARY = 4096
 PAD, CLS, SEP, DEC = "[PAD]", "[CLS]", "[SEP]", "[DEC]"
@@ -67,6 +67,8 @@ class Tokenizer:
     def ids(self) -> dict[str, int]:
         """Special token -> id, of those in SPECIALS that the vocabulary has."""
         found = {token: self.backend.token_to_id(token) for token in SPECIALS}
+        if found[PAD] is None:
+            found[PAD] = found[SPECIALS[0]]  # Qwen pads with <|endoftext|>
         return {token: id for token, id in found.items() if id is not None}
 
     def id(self, token: str) -> int:
@@ -157,9 +159,12 @@ def rope_positions(ids: Sequence[int], image_pad: int) -> np.ndarray:
 def caption_slot(tokenizer: Tokenizer, caption: str, length: int = prompts.SLOT_LENGTH, where: str = "") -> np.ndarray:
     """int32[length]: the caption's ids, padded with [PAD], for the visual slot of phase 0b.
 
+    Written as if within a sentence (" small round ..."), so that a word is the same token here as in questions.
     Raises DataError (naming `where`, the cell's id) when the caption is longer than the slot.
     """
-    ids = tokenizer.encode(caption)
+    first, _, rest = caption.partition(" ")
+    named = first.rstrip(".,") in WHITE_CELL_CLASSES
+    ids = tokenizer.encode(f" {first if named else first.lower()} {rest}".rstrip())
     if len(ids) > length:
         raise DataError(
             f'{where or "caption"}: "{caption}" has {len(ids)} tokens, the visual slot {length}; shorten it'

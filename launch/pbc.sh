@@ -14,27 +14,27 @@ rejects_are_fine() { "$@" || [ $? -eq 3 ]; }
 # The environment that the other scripts make, else whatever `pbs` is on the PATH.
 pbs=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/pbs
 [ -x "$pbs" ] || pbs=pbs
-rejects_are_fine $pbs data run --source pbc --root "$root" --out "$out/pbc" --workers 2
-rejects_are_fine $pbs data run --source bccd --root "$root" --out "$out/bccd" --tokenizer "$out/pbc/tokenizer" --workers 2
+rejects_are_fine "$pbs" data run --source pbc --root "$root" --out "$out/pbc" --workers 2
+rejects_are_fine "$pbs" data run --source bccd --root "$root" --out "$out/bccd" --tokenizer "$out/pbc/tokenizer" --workers 2
 
 reports=() ood=()
 for seed in "${seeds[@]}"; do
   run=$out/seed$seed
   common=(--config.data.root="$out/pbc" --config.seed="$seed") features=--config.data.features="$run"
-  $pbs train --config=phase0_backbone "${common[@]}" --workdir="$run/phase0_backbone"
-  $pbs data features --root "$out/pbc" --backbone "$run/phase0_backbone" --out "$run"
-  $pbs train --config=phase0_language_model "${common[@]}" --workdir="$run/phase0_language_model"
-  $pbs train --config=phase1_cell_representation "${common[@]}" "$features" --workdir="$run/phase1_cell_representation"
-  $pbs train --config=phase3_cell_qa "${common[@]}" "$features" --workdir="$run/phase3_cell_qa" \
+  "$pbs" train --config=phase0_backbone "${common[@]}" --workdir="$run/phase0_backbone"
+  "$pbs" data features --root "$out/pbc" --backbone "$run/phase0_backbone" --out "$run"
+  "$pbs" train --config=phase0_language_model "${common[@]}" --workdir="$run/phase0_language_model"
+  "$pbs" train --config=phase1_cell_representation "${common[@]}" "$features" --workdir="$run/phase1_cell_representation"
+  "$pbs" train --config=phase3_cell_qa "${common[@]}" "$features" --workdir="$run/phase3_cell_qa" \
     --config.init_from.backbone="$run/phase0_backbone" \
     --config.init_from.language_model="$run/phase0_language_model" \
     --config.init_from.qformer="$run/phase1_cell_representation"
   ask=(bench run --model "pbs:$run/phase3_cell_qa" --name nano)
-  $pbs "${ask[@]}" --data "$out/pbc" --out "$run/bench/image"
-  $pbs "${ask[@]}" --data "$out/pbc" --out "$run/bench/blind" --modality blind
-  $pbs "${ask[@]}" --data "$out/bccd" --out "$run/bench/bccd"
+  "$pbs" "${ask[@]}" --data "$out/pbc" --out "$run/bench/image"
+  "$pbs" "${ask[@]}" --data "$out/pbc" --out "$run/bench/blind" --modality blind
+  "$pbs" "${ask[@]}" --data "$out/bccd" --out "$run/bench/bccd"
   reports+=("$run/bench/image" "$run/bench/blind")
   ood+=("$run/bench/bccd")
 done
-$pbs bench report "${reports[@]}" --data "$out/pbc" --split test --train "$out/pbc" --out "$out/report" --title "PBC, held-out cells"
-$pbs bench report "${ood[@]}" --data "$out/bccd" --train "$out/pbc" --out "$out/report_bccd" --title "BCCD, another laboratory"
+"$pbs" bench report "${reports[@]}" --data "$out/pbc" --split test --train "$out/pbc" --out "$out/report" --title "PBC, held-out cells"
+"$pbs" bench report "${ood[@]}" --data "$out/bccd" --train "$out/pbc" --out "$out/report_bccd" --title "BCCD, another laboratory"

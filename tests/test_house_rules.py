@@ -12,7 +12,7 @@ import pytest
 
 PACKAGES = ("pbs_jax", "data_prep", "configs")
 MAX_LINES = 600
-SUBPACKAGES = ("models", "weights", "data", "train", "sharding", "decode", "bench")
+SUBPACKAGES = ("models", "weights", "data", "train", "sharding", "decode", "bench", "ask", "serve")
 # Machine paths and network places, put together so that this file passes its own rule.
 FORBIDDEN = re.compile("|".join(("/" + "root/", "/" + "work/", "/" + "home/", r"https?:/" + r"/(?!www\.apache\.org)")))
 
@@ -61,6 +61,7 @@ def test_the_cpu_side_never_imports_jax(repo: Path) -> None:
 
 def test_arrows_between_packages(repo: Path) -> None:
     allowed = {"schema", "datasets", "io", "stats", "html", "charts", "llm", "prompts", "tokens", "progress"}
+    allowed |= {"slide_datasets", "files", "picture", "drill"}
     for path in sources(repo, "pbs_jax"):
         if path.name in ("cli.py", "demo.py"):
             continue

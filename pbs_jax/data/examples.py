@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from data_prep.io import open_dataset
+from data_prep.io import RecordSource, open_dataset
 from data_prep.schema import ATTRIBUTES, WHITE_CELL_CLASSES, DataError
 
 Example = dict[str, np.ndarray]
 
 
 class Preloaded(Sequence[Example]):
-    """A source held in memory: worth it for anything of a few GB that is read for many epochs."""
+    """A source held in memory: worth it for anything of a few GB that is read for many epochs.
 
-    def __init__(self, source: Sequence[Example]) -> None:
-        self._examples = [source[i] for i in range(len(source))]
+    limit: at most so many examples, evenly spread over the source (0 = all).
+    """
+
+    def __init__(self, source: Sequence[Example], limit: int = 0) -> None:
+        stride = -(-len(source) // limit) if limit else 1
+        self._examples = [source[i] for i in range(0, len(source), stride)]
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -77,6 +81,9 @@ class FeatureTable:
         self.content_id = self._sources[0].content_id
         self.backbone_sha256: str = self._sources[0].manifest["config"]["backbone_sha256"]
 
+    def __contains__(self, cell_id: str) -> bool:
+        return cell_id in self._where
+
     def __getitem__(self, cell_id: str) -> np.ndarray:
         if cell_id not in self._where:
             raise DataError(f"{self._name} has no features of {cell_id}: run `pbs data features` on the same cells")
@@ -113,24 +120,38 @@ class QuestionBins(Sequence[Example]):
     visual: with captions int32[Q] the caption's token ids for the slot, with features bfloat16[1+N, D] of the image.
     """
 
-    def __init__(self, root: Path, split: str, *, captions: Any = None, features: FeatureTable | None = None) -> None:
-        self._bins = open_dataset(root / "cell_qa_tokens", split)
-        self._features = features
-        self._slots: dict[str, np.ndarray] = {}
+    def __init__(
+        self,
+        root: Path,
+        split: str,
+        *,
+        captions: Any = None,
+        features: FeatureTable | None = None,
+        dataset: str = "cell_qa_tokens",
+    ) -> None:
+        bins = open_dataset(root / dataset, split)
+        slots: dict[str, np.ndarray] = {}
         if captions is not None:
             from data_prep.tokens import caption_slot
 
             for cell in open_dataset(root / "cells", split):
                 if cell["caption"]:
-                    self._slots[cell["cell_id"]] = np.asarray(
+                    slots[cell["cell_id"]] = np.asarray(
                         caption_slot(captions, cell["caption"], where=cell["cell_id"]), np.int32
                     )
-        self._with_captions = captions is not None
-        self._answers = max(int((np.asarray(record["targets"]) >= 0).sum()) for record in self._bins)
-        self.content_id = self._bins.content_id
+        self._set(bins, slots if captions is not None else features)
+        self.content_id: str = bins.content_id
+
+    def _set(self, bins: Sequence[Any] | RecordSource, visual: Mapping[str, np.ndarray] | FeatureTable | None) -> None:
+        self._bins, self._visual = bins, visual
+        self._answers = max(int((np.asarray(record["targets"]) >= 0).sum()) for record in bins)
 
     def __len__(self) -> int:
         return len(self._bins)
+
+    def image_id(self, index: int) -> str:
+        """The cell or slide that a bin's questions are about."""
+        return str(self._bins[index]["image_id"])
 
     def __getitem__(self, index: Any) -> Any:
         record = self._bins[index]
@@ -153,8 +174,27 @@ class QuestionBins(Sequence[Example]):
             "shares": shares,
             "firsts": firsts,
         }
-        if self._with_captions:
-            example["visual"] = self._slots[record["image_id"]]
-        if self._features is not None:
-            example["visual"] = self._features[record["image_id"]]
+        if self._visual is not None:
+            example["visual"] = self._visual[record["image_id"]]
         return example
+
+
+class Drill(QuestionBins):
+    """Phase 0b's first lesson: drawn facts in the slot and questions about them (`data_prep.drill`).
+
+    config: drill.{count, bin_length, slot_facts, kinds}; `seed` draws.
+    """
+
+    def __init__(self, tokenizer: Any, config: Any, count: int, seed: int) -> None:
+        from data_prep.drill import drill
+
+        bins, slots = drill(
+            tokenizer,
+            count=count,
+            bin_length=config.bin_length,
+            slot_facts=tuple(config.slot_facts),
+            kinds=dict(config.kinds),
+            seed=seed,
+        )
+        self._set(bins, {record["image_id"]: slot for record, slot in zip(bins, slots, strict=True)})
+        self.content_id = ""

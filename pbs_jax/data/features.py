@@ -18,7 +18,7 @@ from data_prep.io import TEXT, array, open_dataset, read_manifest, write_dataset
 from data_prep.progress import progress
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import backbone_shape, get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
@@ -32,7 +32,7 @@ def write_features(root: Path, backbone: Path, out: Path, batch_size: int = 64) 
     """
     content = handover.read(backbone, ("backbone",))
     params = handover.load(backbone, ["backbone"])["backbone"]
-    vit_config = get_size(content["facts"]["size"]).vit
+    vit_config = backbone_shape(content["facts"], get_size(content["facts"]["size"]).vit)
     graph = definition(lambda rngs: ViT(vit_config, rngs=rngs))
     cells = read_manifest(root / "cells")
     config = {"backbone_sha256": tree_sha256(params), "image_size": vit_config.image_size}

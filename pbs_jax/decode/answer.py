@@ -13,17 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from data_prep.prompts import IM_END, IMAGE_PAD
+from data_prep.prompts import IM_END, IMAGE_PAD, branch_texts
 from data_prep.schema import QA, DataError
-from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prompt_tokens
+from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
 from pbs_jax.decode.batching import batch_rows, first_words
-from pbs_jax.decode.generate import generate
+from pbs_jax.decode.generate import GREEDY, Prefix, generate, read_prefix
+from pbs_jax.decode.sampling import Sampling
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import backbone_shape, get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
@@ -60,14 +61,61 @@ class Answerer:
         options: Sequence[Sequence[str]],
         mode: str = "generate",
         penalty: float = 1.0,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
     ) -> list[str]:
         """One answer per question; visual [n, Q, D] row by row, None = blind (the slot stays empty).
 
         mode "letter_likelihood" restricts true/false and multiple choice to the likelier of the allowed first tokens.
+        stop: more texts of one token that end an answer.
         """
+        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
+        return self._answer(prompts, questions, options, visual, None, [], mode, penalty, sampling, stop)
+
+    def read(self, visual: np.ndarray) -> Prefix:
+        """What the language model has read when it has seen each image, visual [images, Q, D]: for `answer_about`."""
+        count = -(-len(visual) // self.batch_size) * self.batch_size  # few programs whatever the number of images
+        padded = np.concatenate([visual, np.repeat(visual[:1], count - len(visual), axis=0)])
+        return read_prefix(
+            self.graphs["language_model"],
+            self.params["language_model"],
+            prefix_tokens(self.tokenizer),
+            jnp.asarray(padded),
+            self.tokenizer.id(IMAGE_PAD),
+        )
+
+    def answer_about(
+        self,
+        prefix: Prefix,
+        owners: Sequence[int],
+        questions: Sequence[QA],
+        options: Sequence[Sequence[str]],
+        mode: str = "generate",
+        penalty: float = 1.0,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> list[str]:
+        """`answer` for several questions an image, which is read once: owners[i] is the image of question i in `read`."""
+        prompts = [
+            self.tokenizer.encode(branch_texts(qa, shown)[0]) for qa, shown in zip(questions, options, strict=True)
+        ]
+        return self._answer(prompts, questions, options, None, prefix, owners, mode, penalty, sampling, stop)
+
+    def _answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        questions: Sequence[QA],
+        options: Sequence[Sequence[str]],
+        visual: np.ndarray | None,
+        prefix: Prefix | None,
+        owners: Sequence[int],
+        mode: str,
+        penalty: float,
+        sampling: Sampling,
+        stop: Sequence[str],
+    ) -> list[str]:
         if mode not in MODES:
             raise DataError(f'answer mode "{mode}" is unknown: use one of {", ".join(MODES)}')
-        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
         answers = [""] * len(prompts)
         for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
             kind = questions[rows[0]].question_type
@@ -79,9 +127,13 @@ class Answerer:
                 None if visual is None else jnp.asarray(visual[padded]),
                 pad_id=self.tokenizer.id(PAD),
                 slot_id=self.tokenizer.id(IMAGE_PAD),
-                stop_ids=(self.tokenizer.id(IM_END),),
+                stop_ids=(self.tokenizer.id(IM_END), *map(self._one_token, stop)),
                 max_new=MAX_NEW[kind],
                 penalty=penalty,
+                sampling=sampling,
+                seeds=padded,
+                prefix=prefix,
+                owners=[owners[i] for i in padded] if prefix else (),
             )
             for row, i in enumerate(rows):
                 allowed = first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
@@ -91,6 +143,12 @@ class Answerer:
                 else:
                     answers[i] = self.tokenizer.decode(tokens[row]).strip()
         return answers
+
+    def _one_token(self, text: str) -> int:
+        ids = self.tokenizer.encode(text)
+        if len(ids) != 1:
+            raise DataError(f'stop text "{text}" is {len(ids)} tokens of this model: give one that is a single token')
+        return ids[0]
 
 
 VISUAL_TREES = ("backbone", "qformer", "projector")
@@ -122,6 +180,7 @@ def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
             f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer"
         )
     size = get_size(facts["size"], tokenizer)
+    size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     params = handover.load(workdir, ["qformer", "projector"])
     params |= handover.load(facts["language_model"], ["language_model"])
     params |= handover.load(facts["backbone"], ["backbone"])

@@ -6,6 +6,7 @@ One network serves Qwen2.5-VL's language model, SmolLM2 and the nano one; only `
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,7 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pbs_jax.models.layers import Linear, RMSNorm, attention, merge_heads, scan_layers, split_heads, stack
+from pbs_jax.models.layers import (
+    Linear,
+    RMSNorm,
+    attention,
+    causal_attention,
+    merge_heads,
+    scan_layers,
+    split_heads,
+    stack,
+)
+from pbs_jax.sharding.mesh import BATCH, constrain
 
 KVCache = dict[str, jax.Array]  # k, v: [layers, B, S, K, hd]
 
@@ -37,6 +48,7 @@ class DecoderConfig:
     qkv_bias: bool = True
     dtype: str = "float32"
     remat: bool = False
+    int8: bool = False  # frozen kernels as int8 with a scale an output channel
 
     @classmethod
     def qwen2_5_7b(cls, **changes: Any) -> DecoderConfig:
@@ -60,15 +72,16 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
         dim, hd, bias = config.dim, config.head_dim, config.qkv_bias
+        linear = functools.partial(Linear, rngs=rngs, int8=config.int8)
         self.input_norm = RMSNorm(dim, config.rms_eps)
-        self.q = Linear(dim, config.heads * hd, bias=bias, rngs=rngs)
-        self.k = Linear(dim, config.kv_heads * hd, bias=bias, rngs=rngs)
-        self.v = Linear(dim, config.kv_heads * hd, bias=bias, rngs=rngs)
-        self.o = Linear(config.heads * hd, dim, bias=False, rngs=rngs)
+        self.q = linear(dim, config.heads * hd, bias=bias)
+        self.k = linear(dim, config.kv_heads * hd, bias=bias)
+        self.v = linear(dim, config.kv_heads * hd, bias=bias)
+        self.o = linear(config.heads * hd, dim, bias=False)
         self.post_norm = RMSNorm(dim, config.rms_eps)
-        self.gate = Linear(dim, config.ffn_dim, bias=False, rngs=rngs)
-        self.up = Linear(dim, config.ffn_dim, bias=False, rngs=rngs)
-        self.down = Linear(config.ffn_dim, dim, bias=False, rngs=rngs)
+        self.gate = linear(dim, config.ffn_dim, bias=False)
+        self.up = linear(dim, config.ffn_dim, bias=False)
+        self.down = linear(config.ffn_dim, dim, bias=False)
 
 
 class Decoder(nnx.Module):
@@ -82,16 +95,20 @@ class Decoder(nnx.Module):
         self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab, config.dim)))
         self.layers = stack(lambda rngs: DecoderLayer(config, rngs=rngs), config.layers, rngs)
         self.norm = RMSNorm(config.dim, config.rms_eps)
-        self.lm_head = None if config.tied else Linear(config.dim, config.vocab, bias=False, rngs=rngs)
+        head = functools.partial(Linear, config.dim, config.vocab, bias=False, rngs=rngs, int8=config.int8)
+        self.lm_head = None if config.tied else head()
 
     def embed(self, ids: jax.Array) -> jax.Array:
         """ids int32[B, T] -> [B, T, D] in the compute dtype."""
-        return self.embedding[...][ids].astype(self.config.dtype)
+        return constrain(self.embedding[...][ids].astype(self.config.dtype), BATCH)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """hidden [..., D] -> float32 logits [..., V]."""
         kernel = self.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
-        return jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        if self.lm_head is None or self.lm_head.scale is None:
+            return logits
+        return logits * self.lm_head.scale[...]
 
     def __call__(
         self,
@@ -104,8 +121,9 @@ class Decoder(nnx.Module):
         """Hidden states [B, T, D] after the last norm, and the updated cache.
 
         embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.
-        Without a cache S = T. With one, the T new keys and values are written at `cache_index` (one index for all rows,
-        so pad prompts on the left) and S is the cache's length; the mask must hide the slots not yet written.
+        Without a cache S = T, and the mask hides at least what comes later. With one, the T new keys and values are written
+        at `cache_index` (one index for all rows, so pad prompts on the left) and S is the cache's length; the mask must
+        hide the slots not yet written.
         """
         config = self.config
         cos, sin = rotary_tables(positions, config)
@@ -125,10 +143,11 @@ class Decoder(nnx.Module):
                     for name, new in (("k", k), ("v", v))
                 }
                 k, v = cache["k"][index].astype(x.dtype), cache["v"][index].astype(x.dtype)
-            x = x + layer.o(merge_heads(attention(q, k, v, mask)))
+            attend = attention if cache is not None else causal_attention
+            x = x + layer.o(merge_heads(attend(q, k, v, mask)))
             h = layer.post_norm(x)
             x = x + layer.down(jax.nn.silu(layer.gate(h)) * layer.up(h))
-            return (x, cache), None
+            return (constrain(x, BATCH), cache), None
 
         carry = (embeds.astype(config.dtype), cache)
         (x, cache), _ = scan_layers(

@@ -5,6 +5,7 @@ Norms, softmax and its logits are computed in float32 whatever the activations' 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+LONG_ROW, QUERY_BLOCK = 1024, 192  # tokens; shorter rows take one block
 trunc_normal = jax.nn.initializers.truncated_normal
 
 
@@ -21,14 +23,24 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """x[..., in] @ kernel[in, out] + bias[out], in the dtype of x; `columns` computes a part of the outputs only."""
+    """x[..., in] @ kernel[in, out] + bias[out], in the dtype of x; `columns` computes a part of the outputs only.
 
-    def __init__(self, din: int, dout: int, *, rngs: nnx.Rngs, bias: bool = True, std: float = 0.02) -> None:
-        self.kernel = nnx.Param(trunc_normal(std)(rngs.params(), (din, dout)))
+    int8: a frozen kernel of whole numbers with one scale an output (`pbs_jax.models.int8`): they are exact in bfloat16,
+    so no weight is ever expanded, the outputs are scaled instead.
+    """
+
+    def __init__(
+        self, din: int, dout: int, *, rngs: nnx.Rngs, bias: bool = True, std: float = 0.02, int8: bool = False
+    ) -> None:
+        kernel = jnp.zeros((din, dout), jnp.int8) if int8 else trunc_normal(std)(rngs.params(), (din, dout))
+        self.kernel = nnx.Param(kernel)
+        self.scale = nnx.Param(jnp.ones((dout,))) if int8 else None
         self.bias = nnx.Param(jnp.zeros((dout,))) if bias else None
 
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
         y = x @ self.kernel[:, columns].astype(x.dtype)
+        if self.scale is not None:
+            y = y * self.scale[columns].astype(x.dtype)
         return y if self.bias is None else y + self.bias[columns].astype(x.dtype)
 
 
@@ -109,6 +121,19 @@ def attention(
         weights = jnp.where(mask, jax.nn.softmax(logits, axis=-1), 0.0)
     weights = dropout(weights, rate, key).astype(v.dtype)
     return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, -1).astype(q.dtype)
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """`attention` where mask [B, T, T] hides all that comes later: long rows are cut into blocks of queries, so that
+    neither the work nor the logits of what is hidden anyway are there."""
+    length = q.shape[1]
+    blocks = max(length // QUERY_BLOCK, 1) if length >= LONG_ROW else 1
+    edges = [round(length * i / blocks) for i in range(blocks + 1)]
+    parts = [
+        attention(q[:, start:stop], k[:, :stop], v[:, :stop], mask[..., start:stop, :stop])
+        for start, stop in itertools.pairwise(edges)
+    ]
+    return jnp.concatenate(parts, axis=1) if blocks > 1 else parts[0]
 
 
 def stack(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> Any:

@@ -3,36 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from data_prep.schema import DataError
 from data_prep.tokens import CLS, DEC, PAD
 from pbs_jax.models.decoder import DecoderConfig
+from pbs_jax.models.perceiver import PerceiverConfig
 from pbs_jax.models.qformer import QFormerConfig
 from pbs_jax.models.vit import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """One size; `frozen_dtype` is what frozen weights are held in."""
+    """One size; `frozen_dtype` is what frozen weights are held in.
+
+    patch_windows: a patch is read as so many windows a side, at the scale of the cell crops that the stand-in backbone
+    learnt from; 1 = whole, as the official code does.
+    """
 
     name: str
     vit: ViTConfig
     qformer: QFormerConfig
     decoder: DecoderConfig
     frozen_dtype: str
+    patch_windows: int = 1
+
+    @property
+    def patch_perceiver(self) -> PerceiverConfig:
+        """Phase 2's, from a patch's backbone tokens to tokens of the Q-Former's number and width."""
+        return self.slide_perceiver(self.vit.dim)
+
+    def slide_perceiver(self, input_dim: int) -> PerceiverConfig:
+        """Phase 4's; `input_dim` is the width of the slide features."""
+        q = self.qformer
+        return PerceiverConfig(input_dim=input_dim, dim=q.dim, latents=q.queries, dtype=q.dtype)
 
 
-def get_size(name: str, tokenizer: Any | None = None) -> Size:
-    """The size's shapes; `tokenizer` (nano, small) gives vocabulary and special ids. Raises DataError for other names."""
+def get_size(name: str, tokenizer: Any | None = None, *, int8: bool = False) -> Size:
+    """The size's shapes; `tokenizer` (nano, small) gives vocabulary and special ids; int8: of the frozen decoder's kernels.
+
+    Raises DataError for other names.
+    """
+    size = _size(name, tokenizer)
+    return dataclasses.replace(size, decoder=dataclasses.replace(size.decoder, int8=True)) if int8 else size
+
+
+def backbone_shape(facts: Mapping[str, Any], default: ViTConfig) -> ViTConfig:
+    """The backbone of a handover's facts: an imported one tells its own shape, another has its size's, `default`."""
+    if "vit" not in facts:
+        return default
+    grid = facts["vit"]["position_grid"]
+    return ViTConfig(**{**facts["vit"], "position_grid": tuple(grid) if grid else None})
+
+
+def _size(name: str, tokenizer: Any | None) -> Size:
+    vocab = {"vocab": tokenizer.size} if tokenizer else {}
+    special = {"pad_id": 0, "cls_id": 0, "dec_id": 0}
+    if tokenizer and name != "7b":
+        special = {"pad_id": tokenizer.id(PAD), "cls_id": tokenizer.id(CLS), "dec_id": tokenizer.id(DEC)}
     match name:
         case "nano":
-            vocab = {"vocab": tokenizer.size} if tokenizer else {}
-            tokens = {"pad_id": PAD, "cls_id": CLS, "dec_id": DEC}
-            special = {name: tokenizer.id(token) if tokenizer else 0 for name, token in tokens.items()}
-            return Size(
-                name, ViTConfig.nano(), QFormerConfig.nano(**vocab, **special), DecoderConfig.nano(**vocab), "float32"
-            )
+            qformer = QFormerConfig.nano(**vocab, **special)
+            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.nano(**vocab), "float32", patch_windows=4)
+        case "small":
+            # nano's backbone; the Q-Former reads and writes with the language model's tokenizer.
+            width = {"dim": 384, "layers": 6, "heads": 6, "ffn_dim": 1536, "projection": 128}
+            qformer = QFormerConfig.nano(**width, **vocab, **special)
+            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.smollm2_135m(), "float32", patch_windows=4)
         case "7b":
-            return Size(name, ViTConfig.dinov2_l(), QFormerConfig.blip2(), DecoderConfig.qwen2_5_7b(), "bfloat16")
-    raise DataError(f'size "{name}" is unknown: use nano or 7b')
+            # Compute in bfloat16 (parameters that train stay float32), layers recomputed in the backward pass.
+            large: dict[str, Any] = {"dtype": "bfloat16", "remat": True}
+            vit, qformer = ViTConfig.dinov2_l(dtype="bfloat16"), QFormerConfig.blip2(**large)
+            return Size(name, vit, qformer, DecoderConfig.qwen2_5_7b(**large), "bfloat16")
+    raise DataError(f'size "{name}" is unknown: use nano, small or 7b')

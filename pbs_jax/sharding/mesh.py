@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from data_prep.schema import DataError
 
@@ -55,7 +55,18 @@ def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
     )
 
 
-def fit(shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+def constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """Inside a jitted function, pins an activation's layout on the mesh that `jax.set_mesh` set; without one, nothing.
+
+    Weights are then gathered where they are used; left alone, the compiler may move activations instead.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size == 1 or mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, fit(x.shape, spec, mesh))
+
+
+def fit(shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """`spec` with the entries dropped whose axis size does not divide the dimension (small models on large meshes)."""
     kept = []
     for size, entry in zip(shape, tuple(spec) + (None,) * (len(shape) - len(spec)), strict=True):

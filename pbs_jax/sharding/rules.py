@@ -53,7 +53,10 @@ QFORMER_RULES: Rules = (
 
 DECODER_RULES: Rules = (
     (r"embedding", P("tensor", "fsdp")),  # (V, D)
-    (r"lm_head/kernel", P("fsdp", "tensor")),  # (D, V)
+    (r"lm_head/kernel", P(None, ("fsdp", "tensor"))),  # (D, V): logits stay split over the vocabulary
+    (r"lm_head/scale", P(("fsdp", "tensor"))),
+    (r"layers/(q|k|v|gate|up)/scale", P(None, "tensor")),  # (L, F), of int8 kernels
+    (r"layers/(o|down)/scale", P()),
     (r"layers/(q|k|v|gate|up)/kernel", P(None, "fsdp", "tensor")),  # (L, D, F)
     (r"layers/(q|k|v)/bias", P(None, "tensor")),
     (r"layers/(o|down)/kernel", P(None, "tensor", "fsdp")),  # (L, F, D)
@@ -73,6 +76,11 @@ PERCEIVER_RULES: Rules = (
 PROJECTOR_RULES: Rules = (
     (r"linear/kernel", P("fsdp", "tensor")),  # (D, LM width)
     (r"linear/bias", P("tensor")),
+)
+
+ALIGNMENT_RULES: Rules = (
+    (r"(cell|patch)_projection/kernel", P("fsdp", None)),  # (D, K)
+    (r"(cell|patch)_projection/bias", P()),
 )
 
 HEAD_RULES: Rules = (

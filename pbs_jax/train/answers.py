@@ -1,7 +1,8 @@
 """Loss on answer tokens of shared-prefix bins, used by every phase that trains through a language model.
 
 A bin holds one image's prefix (segment 0) and several question branches (segments 1, 2, ...). A branch sees the prefix
-and itself, never another branch. Logits are computed only at the supervised positions.
+and itself, never another branch. A row may hold several images' bins (`groups`, `pbs_jax.data.rows`). Logits are
+computed only at the supervised positions.
 """
 
 from __future__ import annotations
@@ -12,21 +13,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from data_prep.schema import DataError
+from pbs_jax.data.rows import SHARED
 from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.int8 import int8_kernels
 from pbs_jax.models.pbs_vl import insert_visual
+from pbs_jax.models.sizes import Size
+from pbs_jax.sharding.rules import DECODER_RULES
+from pbs_jax.train import handover
+from pbs_jax.train.chunked_loss import token_losses
 from pbs_jax.train.phase import Example, batches
 from pbs_jax.train.state import Params
 from pbs_jax.train.step import LossFn
 
 
-def branch_mask(segments: jax.Array) -> jax.Array:
-    """segments int32[B, L] -> bool[B, L, L]: query i may see key j. Padding sees itself, so that softmax stays finite."""
+def branch_mask(segments: jax.Array, groups: jax.Array | None = None) -> jax.Array:
+    """segments int32[B, L], groups int32[B, L] (the image of each token; None: one image a row) -> bool[B, L, L]:
+    query i may see key j. Padding sees itself, so that softmax stays finite."""
     query, key = segments[:, :, None], segments[:, None, :]
     causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, bool))
     seen = causal & ((key == 0) | (key == query)) & (key >= 0) & (query >= 0)
+    if groups is not None:
+        seen &= (groups[:, :, None] == groups[:, None, :]) | (groups[:, None, :] == SHARED)
     return seen | jnp.eye(segments.shape[1], dtype=bool)
 
 
@@ -35,7 +44,8 @@ def answer_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Cross-entropy over all answers of the batch, with the shares of tokens and of first tokens that are right.
 
-    batch: a batch of `pbs_jax.data.examples.QuestionBins`; visual: [B, Q, D] embeddings for the slot.
+    batch: a batch of `pbs_jax.data.examples.QuestionBins`, or of `pbs_jax.data.rows.pack_images` made of them;
+    visual: [B, Q, D] embeddings for the slots of a row, Q counting those of all its images.
     weighting: "token", the mean over answer tokens as Hugging Face's ForCausalLM; "answer", every answer counts alike, so
     that one letter weighs as much as a described cell. Raises DataError for another one.
     """
@@ -43,16 +53,15 @@ def answer_loss(
         raise DataError(f'config.weighting "{weighting}" is unknown: use token or answer')
     embeds = insert_visual(model.embed(batch["tokens"]), batch["tokens"], visual, slot_id)
     positions = batch["positions"].transpose(1, 0, 2)
-    hidden, _ = model(embeds, positions, branch_mask(batch["segments"]))
+    hidden, _ = model(embeds, positions, branch_mask(batch["segments"], batch.get("groups")))
     where = jnp.maximum(batch["answers"], 0)
     real = batch["answers"] >= 0
-    logits = model.logits(jnp.take_along_axis(hidden, where[..., None], axis=1)).astype(jnp.float32)
     targets = jnp.where(real, jnp.take_along_axis(batch["targets"], where, axis=1), 0)
-    losses = jnp.where(real, optax.softmax_cross_entropy_with_integer_labels(logits, targets), 0.0)
+    losses, right = token_losses(model, jnp.take_along_axis(hidden, where[..., None], axis=1), targets)
+    losses = jnp.where(real, losses, 0.0)
     weights = real.astype(jnp.float32) if weighting == "token" else jnp.where(real, batch["shares"], 0.0)
     # A batch without supervised tokens gives zero gradient, not NaN.
     loss = (losses * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
-    right = logits.argmax(-1) == targets
     firsts = real & batch["firsts"]
     return loss, {
         "token_accuracy": (right & real).sum() / jnp.maximum(real.sum(), 1),
@@ -79,6 +88,14 @@ def evaluate_answers(
         return {name: total / weight for name, total in totals.items()}
 
     return evaluate
+
+
+def frozen_language_model(config: Any, size: Size) -> Params:
+    """The tree of config.init_from.language_model as a phase holds it: in the size's frozen dtype, int8 kernels if asked for."""
+    rules = {"language_model": DECODER_RULES}
+    tree = handover.load(config.init_from.language_model, ["language_model"], rules=rules)["language_model"]
+    tree = frozen_cast(tree, size.frozen_dtype)
+    return int8_kernels(tree) if config.int8 else tree
 
 
 def frozen_cast(tree: Any, dtype: str) -> Any:

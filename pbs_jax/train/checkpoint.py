@@ -17,18 +17,24 @@ from data_prep.schema import DataError
 from pbs_jax.train.state import Params, TrainState, leaves_by_name
 from pbs_jax.train.step import abstract
 
+FINISHED = "commit_success.txt"  # Orbax writes it last
+
 
 class Checkpoints:
     """Checkpoints of one run in workdir/checkpoints/<step>; the newest `keep` finished ones are kept."""
 
     def __init__(self, workdir: Path, keep: int = 2) -> None:
         self.directory = (workdir / "checkpoints").resolve()
+        self._keep = keep
+        self._pending: Any | None = None
+        self._open()
+
+    def _open(self) -> None:
         self._checkpointer = ocp.training.Checkpointer(
             self.directory,
-            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
             cleanup_tmp_directories=True,  # what a killed save left behind
         )
-        self._pending: Any | None = None
 
     def latest(self) -> int | None:
         """Newest finished step, or None. Unfinished ones are never listed by Orbax."""
@@ -68,7 +74,35 @@ class Checkpoints:
 
     def _check(self, step: int, expected: Params) -> None:
         metadata = ocp.metadata(self.directory / str(step), checkpointable_name="params").metadata
+        if metadata is None:
+            raise OSError("its metadata are damaged")
         compare_trees(f"{self.directory}/{step}", metadata, expected)
+
+    def restore_newest(self, state: TrainState, data: Any) -> TrainState | None:
+        """State of the newest step that can be read, None where there is none; unusable ones are set aside, with a message.
+
+        A folder without Orbax's mark of a finished save, or whose files are damaged, goes to `checkpoints/unusable-<step>`:
+        kept, but no longer in the way of later saves. Raises DataError when steps are there and none can be used, and at
+        once when a readable step is of another model.
+        """
+        seen = 0
+        while (step := self.latest()) is not None:
+            seen += 1
+            folder = self.directory / str(step)
+            why = "it was not finished"
+            if (folder / FINISHED).exists():
+                try:
+                    return self.restore(state, data)
+                except DataError:
+                    raise
+                except (ValueError, OSError, RuntimeError, KeyError) as error:
+                    why = f"it cannot be read ({str(error).splitlines()[0][:120]})"
+            print(f"checkpoint {folder} is skipped: {why}; set aside as unusable-{step}")
+            folder.rename(self.directory / f"unusable-{step}")
+            self._open()
+        if seen:
+            raise DataError(f"{self.directory} has no usable checkpoint: start again with another --workdir")
+        return None
 
     def wait(self) -> None:
         """Blocks until the save under way is finished; raises its error."""

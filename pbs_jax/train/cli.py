@@ -21,6 +21,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json"
     )
+    parser.add_argument("--inspect_batch", action="store_true", help="print the first batch as text and stop")
+    hosts = parser.add_argument_group("several hosts", "on Cloud TPU and Slurm --processes=auto finds all of it")
+    hosts.add_argument("--processes", default="1", metavar="N|auto", help="processes of the run; each host starts one")
+    hosts.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
+    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    hosts.add_argument(
+        "--wait", type=int, default=300, metavar="S", help="seconds to wait for the others (default 300)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -31,7 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     logging.set_verbosity(logging.WARNING)
     from pbs_jax.compile_cache import use_compile_cache
-    from pbs_jax.train.loop import train
+    from pbs_jax.train.hosts import join_hosts
+    from pbs_jax.train.loop import show_batch, train
 
     use_compile_cache()
+    join_hosts(args.processes, args.process, args.coordinator, args.wait)
+    if args.inspect_batch:
+        print(show_batch(config))
+        return 0
     return train(config, args.workdir)

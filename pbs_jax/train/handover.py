@@ -6,15 +6,18 @@ Nothing is loaded by hope: every leaf is compared by name and shape, and the rea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from data_prep.io import atomic_write
 from data_prep.schema import DataError
+from pbs_jax.sharding.mesh import fit
+from pbs_jax.sharding.rules import Rules, specs
 from pbs_jax.train.checkpoint import load_params
 from pbs_jax.train.state import Params, leaves_by_name
 
@@ -50,15 +53,35 @@ def read(workdir: str | Path, phases: Iterable[str] = ()) -> dict[str, Any]:
     return content
 
 
-def load(workdir: str | Path, names: Iterable[str], sharding: jax.sharding.Sharding | None = None) -> Params:
-    """The named trees of a finished phase as nested dicts of arrays, put on `sharding` (default: first device)."""
+def load(
+    workdir: str | Path,
+    names: Iterable[str],
+    sharding: jax.sharding.Sharding | None = None,
+    rules: Mapping[str, Rules] | None = None,
+) -> Params:
+    """The named trees of a finished phase as nested dicts of arrays, put on `sharding` (default: first device).
+
+    With `rules` (by tree), each leaf is laid out by them on the mesh that `jax.set_mesh` set, as it is read. Imported
+    language models stream from their own files.
+    """
     content = read(workdir)
-    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     expected: Params = {}
+    mesh = jax.sharding.get_mesh()
     for name in names:
         if name not in content["trees"]:
             raise DataError(f"{workdir} holds the trees {', '.join(content['trees'])}, not {name}")
         expected[name] = _nested(content["trees"][name], sharding)
+        if rules and name in rules and not mesh.empty:
+            expected[name] = jax.tree.map(
+                lambda leaf, spec: leaf.update(sharding=NamedSharding(mesh, fit(leaf.shape, spec, mesh))),
+                expected[name],
+                specs(expected[name], rules[name]),
+            )
+    if "linked" in content["facts"]:
+        from pbs_jax.weights.importers import load_linked  # lazily: it imports this module
+
+        return load_linked(Path(workdir), content, expected)
     return load_params(Path(workdir) / "checkpoints" / str(content["step"]), expected)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +17,73 @@ import jax
 import numpy as np
 from grain.experimental import ElasticIterator
 from grain.sharding import ShardOptions
+from jax.experimental import multihost_utils
 
+from configs import base
 from data_prep.io import atomic_write
 from data_prep.progress import progress
 from data_prep.schema import DataError
 from pbs_jax.config import total_steps
+from pbs_jax.data.order import HostOrder
+from pbs_jax.data.staging import is_remote, stage
 from pbs_jax.sharding.mesh import make_mesh, place, put_batch
 from pbs_jax.sharding.rules import specs
 from pbs_jax.train import handover
+from pbs_jax.train.check import require_usable
 from pbs_jax.train.checkpoint import Checkpoints
+from pbs_jax.train.clock import Clock, model_flops_per_token, rates
+from pbs_jax.train.inspect import describe_batch
 from pbs_jax.train.metrics import MetricsWriter
 from pbs_jax.train.optimizer import make_optimizer
 from pbs_jax.train.phase import Phase
 from pbs_jax.train.phases import build_phase
+from pbs_jax.train.report import write_report
 from pbs_jax.train.state import Params, TrainState
 from pbs_jax.train.step import init_state, make_step
 
 PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
+PROFILED = 3  # steps of one profile
+WAIT_SHARE = 0.05  # of a step's time: above it, three logs in a row, the run says what to turn
 # Keys that may differ when a run is continued: they change what is seen, not what is computed.
-FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh")
+FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "profile_at")
 
 
 def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:
     """Runs or continues one phase on `mesh` (default: config.mesh over all devices).
 
-    Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save. Raises DataError for what cannot be used.
+    Returns the exit code: 0 finished, PREEMPTED after a SIGTERM save. Raises DataError for what cannot be used, with all
+    that is wrong with the config, before a device is touched.
     """
+    clock = Clock()
     workdir.mkdir(parents=True, exist_ok=True)
+    check_config(config, workdir)
     if (workdir / handover.FILE).exists():
-        check_config(config, workdir)
         print(f"{workdir}: phase {config.phase} is finished; nothing to do")
         return 0
-    check_config(config, workdir)
-    mesh = mesh or make_mesh(**config.mesh)
-    check_batch(config, mesh)
+    with clock.spend("init"):
+        config = staged(config)
+        require_usable(config)
+        mesh = mesh or make_mesh(**config.mesh)
+        check_batch(config, mesh)
     with jax.set_mesh(mesh):
-        phase = build_phase(config)
-        return _run(phase, config, workdir, mesh)
+        with clock.spend("init"):
+            phase = build_phase(config)
+        return _run(phase, config, workdir, mesh, clock)
 
 
-def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> int:
+def staged(config: Any) -> Any:
+    """The config with data on gs:// (or any fsspec address) replaced by this host's checked copy."""
+    remote = {name: config.data[name] for name in ("root", "features") if is_remote(config.data[name])}
+    if not remote:
+        return config
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pbs_jax_data"
+    config = config.copy_and_resolve_references()
+    for name, address in remote.items():
+        config.data[name] = str(stage(address, cache))
+    return config
+
+
+def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, clock: Clock) -> int:
     layout = {name: specs(tree, phase.rules[name]) for name, tree in {**phase.trainable, **phase.frozen}.items()}
     trainable = {name: place(tree, layout[name], mesh) for name, tree in phase.trainable.items()}
     frozen = {name: place(tree, layout[name], mesh) for name, tree in phase.frozen.items()}
@@ -68,51 +96,90 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh) -> i
     step_fn = make_step(phase.loss, tx, config.seed, state)
     data = iterate(phase, config)
     checkpoints = Checkpoints(workdir, config.keep)
-    if checkpoints.latest() is not None:
-        state = checkpoints.restore(state, data)
+    with clock.spend("restore"):
+        restored = checkpoints.restore_newest(state, data)
+    if restored is not None:
+        state = restored
         print(f"resumed at step {int(state.step)}")
-    writer = MetricsWriter(workdir, int(state.step))
+    first = int(state.step)
+    writer = MetricsWriter(workdir, first, jax.process_index() == 0)
+    per_token = model_flops_per_token(trainable, frozen)
+    recent: list[tuple[int, Any, dict[str, jax.Array]]] = []  # steps since the last check: number, examples, metrics
+    eval_every = math.ceil(len(phase.examples) / config.batch_size) if config.eval_every < 0 else config.eval_every
+    profile_at = config.profile_at if config.profile_at > first else 0
+    slow = 0
     with stop_signal() as stopped, contextlib.closing(writer), contextlib.closing(checkpoints):
-        first = int(state.step)
-        waited, tick = 0.0, time.perf_counter()
+        waited, tick, logged = 0.0, time.perf_counter(), first
         for done in progress(range(first + 1, steps + 1), steps - first, phase.name):
             asked = time.perf_counter()
-            batch = put_batch(next(data), mesh)
+            with clock.spend("data"):
+                batch = put_batch(next(data), mesh)
             waited += time.perf_counter() - asked
-            state, metrics = step_fn(state, frozen, batch)
+            if done == profile_at:
+                jax.profiler.start_trace(str(workdir / "profile"))
+            with clock.spend("step"):
+                state, metrics = step_fn(state, frozen, batch)
+            if profile_at and done == min(profile_at + PROFILED - 1, steps):
+                jax.block_until_ready(metrics)
+                jax.profiler.stop_trace()
+            recent.append((done, batch.get("index"), metrics))
             # Asked once a step: a signal that comes later in it is seen at the next one, before its save.
-            last, stop = done == steps, stopped()
-            if done % config.log_every == 0 or last or stop:
-                values = {f"train/{name}": float(value) for name, value in metrics.items()}
-                require_finite(values, done, batch, workdir)
+            last, stop = done == steps, stopped(done)
+            log, save = (done % every == 0 or last or stop for every in (config.log_every, config.save_every))
+            if log or save:
+                with clock.spend("step"):  # waits for the device
+                    values = require_finite(recent, workdir, phase.example_id)
+                recent.clear()
+            if log:
                 now = time.perf_counter()
-                values |= {"time/step_s": (now - tick) / min(config.log_every, done - first or 1)}
-                values |= {"time/input_wait_share": waited / (now - tick)}
-                waited, tick = 0.0, now
+                step_s = (now - tick) / (done - logged)
+                values |= {"time/step_s": step_s, "time/input_wait_share": waited / (now - tick)}
+                values |= rates(batch, step_s, per_token)
+                slow = slow + 1 if waited / (now - tick) > WAIT_SHARE and logged > first else 0
+                if slow == 3:
+                    print(input_advice(waited / (now - tick), config))
+                waited, tick, logged = 0.0, now, done
                 writer.write(done, values)
-            if done % config.save_every == 0 or last or stop:
-                require_finite({k: float(v) for k, v in metrics.items()}, done, batch, workdir)
-                checkpoints.save(state, data)
+            if save:
+                with clock.spend("save"):
+                    checkpoints.save(state, data)
             if stop and not last:
-                checkpoints.wait()
+                with clock.spend("save"):
+                    checkpoints.wait()
+                if jax.process_index() == 0:
+                    clock.write(workdir, done - first)
                 print(f"stopped by a signal; saved step {done}: run the same command to continue")
                 return PREEMPTED
-            if config.eval_every and done % config.eval_every == 0 and not last:
-                log_evaluation(phase, state, frozen, writer)
-                tick = time.perf_counter()
-        log_evaluation(phase, state, frozen, writer)
-        checkpoints.wait()
+            if eval_every and done % eval_every == 0 and not last:
+                with clock.spend("eval"):
+                    log_evaluation(phase, state, frozen, writer)
+                tick, logged, waited = time.perf_counter(), done, 0.0
+        with clock.spend("eval"):
+            log_evaluation(phase, state, frozen, writer)
+        with clock.spend("save"):
+            checkpoints.wait()
         if checkpoints.latest() != steps:
             raise DataError(f"{workdir}: no finished checkpoint of step {steps}; run the same command again")
-    handover.write(
-        workdir,
-        step=int(state.step),
-        trees=state.trainable,
-        config=json.loads(config.to_json()),
-        facts=phase.facts,
-        phase=phase.name,
-    )
+    if jax.process_index() == 0:
+        clock.write(workdir, steps - first)
+        handover.write(
+            workdir,
+            step=int(state.step),
+            trees=state.trainable,
+            config=json.loads(config.to_json()),
+            facts=phase.facts,
+            phase=phase.name,
+        )
+        write_report(workdir)
     return 0
+
+
+def input_advice(share: float, config: Any) -> str:
+    """What to turn when the step waits for its input."""
+    return (
+        f"warning: {share:.0%} of the time goes to waiting for input: raise --config.data.threads (now {config.data.threads}) "
+        f"or --config.data.prefetch (now {config.data.prefetch}), or put the data on a local disk"
+    )
 
 
 def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: MetricsWriter) -> None:
@@ -120,6 +187,14 @@ def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: Metr
     values = {f"val/{name}": value for name, value in phase.evaluate(state.trainable, frozen).items()}
     writer.write(int(state.step), values)
     print("  ".join([f"step {int(state.step)}", *(f"{name} {value:.4f}" for name, value in values.items())]))
+
+
+def show_batch(config: Any) -> str:
+    """The first batch that `train` would see, as text."""
+    config = staged(config)
+    require_usable(config)
+    phase = build_phase(config)
+    return describe_batch(phase, next(iterate(phase, config)), Path(config.data.root))
 
 
 def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
@@ -130,6 +205,8 @@ def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
         )
     stream = grain.MapDataset.source(phase.examples).seed(config.data_seed).shuffle().repeat()
     shard = ShardOptions(jax.process_index(), jax.process_count())
+    if shard.shard_count > 1:
+        stream = HostOrder(stream, config.batch_size, shard.shard_count)
     options = grain.ReadOptions(num_threads=config.data.threads, prefetch_buffer_size=config.data.prefetch)
     return iter(ElasticIterator(stream, config.batch_size, shard, read_options=options))
 
@@ -141,7 +218,8 @@ def check_config(config: Any, workdir: Path) -> None:
     if not path.exists():
         atomic_write(path, json.dumps(mine, indent=1, sort_keys=True) + "\n")
         return
-    theirs = json.loads(path.read_text())
+    # A field added since that run began stands for what was done then: its default.
+    theirs = json.loads(base.get_config().to_json()) | json.loads(path.read_text())
     keys = sorted(
         key for key in mine.keys() | theirs.keys() if key not in FREE_KEYS and mine.get(key) != theirs.get(key)
     )
@@ -160,23 +238,44 @@ def check_batch(config: Any, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def require_finite(values: dict[str, float], step: int, batch: dict[str, Any], workdir: Path) -> None:
-    """Stops before a bad state is saved, naming the loss term and the example indices of the batch."""
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    if bad:
-        ids = np.asarray(batch["index"]).tolist() if "index" in batch else []
-        raise DataError(
-            f"{workdir}: {', '.join(bad)} not finite at step {step} (example indices {ids}); the last good checkpoint is kept: "
-            "lower config.optimizer.lr or look at those examples"
-        )
+def require_finite(
+    recent: Sequence[tuple[int, Any, dict[str, jax.Array]]], workdir: Path, example_id: Callable[[int], str]
+) -> dict[str, float]:
+    """Stops before a bad state is saved, naming the loss term, the step it first went wrong at and that batch's examples.
+
+    recent: (step, indices of its examples, metrics) since the last call. Returns the last step's metrics under the names
+    that are logged.
+    """
+    values: dict[str, float] = {}
+    for step, index, metrics in recent:
+        values = {metric_name(name): float(value) for name, value in metrics.items()}
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            rows = np.unique(index.addressable_data(0)).tolist() if index is not None else []
+            ids = ", ".join(example_id(row) for row in rows)
+            raise DataError(
+                f"{workdir}: {', '.join(bad)} not finite at step {step} (example indices {rows}: {ids}); the last good "
+                "checkpoint is kept: lower config.optimizer.lr or look at those examples (pbs train --inspect_batch)"
+            )
+    return values
+
+
+def metric_name(name: str) -> str:
+    return f"norm/{name}" if name in ("param_norm", "update_norm") else f"train/{name}"
 
 
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Any]:
-    """Yields a function that says whether SIGTERM came (a preemption notice); restores the handler afterwards."""
+    """Yields a function of the step that says whether SIGTERM came (a preemption notice); restores the handler afterwards.
+
+    With several processes they agree on the step: one that stops alone would leave the others waiting for ever.
+    """
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
     flag: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, frame: flag.append(number))
     try:
-        yield lambda: bool(flag)
+        yield lambda step: bool(flag)
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from data_prep.io import atomic_write
 class MetricsWriter:
     """Appends to workdir/metrics.jsonl. Opened at a resumed step it drops the lines that step will write again."""
 
-    def __init__(self, workdir: Path, resumed_step: int) -> None:
-        self.path = workdir / "metrics.jsonl"
-        if self.path.exists():
+    def __init__(self, workdir: Path, resumed_step: int, writes: bool = True) -> None:
+        """writes: False on all hosts but the first, which then write nowhere."""
+        self.path = workdir / "metrics.jsonl" if writes else Path(os.devnull)
+        if writes and self.path.exists():
             lines = [line for line in self.path.read_text().splitlines() if _step(line) <= resumed_step]
             atomic_write(self.path, "".join(line + "\n" for line in lines))
         self._file = self.path.open("a")
-        self._board = _tensorboard(workdir)
+        self._board = _tensorboard(workdir) if writes else None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one flat line; names are "train/loss", "val/accuracy", ..."""

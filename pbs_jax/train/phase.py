@@ -14,6 +14,7 @@ from pbs_jax.train.state import Params
 from pbs_jax.train.step import LossFn
 
 Example = dict[str, np.ndarray]
+Networks = dict[str, Callable[[nnx.Rngs], nnx.Module]]  # tree name -> what makes its module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Phase:
     examples: Sequence[Example]
     evaluate: Callable[[Params, Params], dict[str, float]]
     facts: dict[str, Any]
+    example_id: Callable[[int], str] = str  # what an example's index stands for, for messages
     loaded: tuple[str, ...] = ()  # trainable trees that started from another phase; the others are fresh
 
 

@@ -2,7 +2,8 @@
 
 In place of pretraining: the caption's tokens stand in the 32 visual positions (dropped for a tenth of the bins, so that
 the model also knows what an empty slot means), the questions follow as shared-prefix branches; loss on the answers.
-Reads training captions and questions only.
+Two lessons, each a run of its own: "drill" (a few drawn facts in the slot, any number of questions about them), then "all",
+which goes on with whole captions. Reads training captions and questions only.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from data_prep.prompts import IMAGE_PAD
-from data_prep.tokens import load_tokenizer
-from pbs_jax.data.examples import Preloaded, QuestionBins
+from data_prep.schema import DataError
+from data_prep.tokens import Tokenizer, load_tokenizer
+from pbs_jax.data.examples import Drill, Preloaded, QuestionBins
+from pbs_jax.data.slide_examples import CaptionedSlides, Joined
 from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.matching import add_matching_heads
 from pbs_jax.models.sizes import get_size
 from pbs_jax.sharding.rules import DECODER_RULES
+from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, evaluate_answers
 from pbs_jax.train.phase import Phase, parameters
 from pbs_jax.train.state import Params
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, caption_dropout, weighting."""
+    """config: size, seed, data.{root, slides}, batch_size, caption_dropout, slot_mark, weighting, lesson, drill, eval_bins and
+    init_from.language_model (the drill's workdir; empty = from scratch)."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     shape = get_size(config.size, tokenizer).decoder
@@ -39,22 +45,45 @@ def build(config: Any) -> Phase:
         if key is not None:
             dropped = jax.random.bernoulli(key, config.caption_dropout, (visual.shape[0], 1))
             visual = jnp.where(dropped, slot_id, visual)
-        return answer_loss(model, batch, model.embed(visual), slot_id, config.weighting)
+        # As a projector's bias can: the slot's tokens say that they are of the slot.
+        visual = model.embed(visual) + config.slot_mark * model.embed(jnp.full_like(visual, slot_id))
+        return answer_loss(model, batch, visual, slot_id, config.weighting)
 
-    train = Preloaded(QuestionBins(root, "train", captions=tokenizer))
-    val = Preloaded(QuestionBins(root, "val", captions=tokenizer))
+    before = config.init_from.language_model
+    if before:
+        if handover.read(before, ("language_model",))["facts"]["tokenizer_sha256"] != tokenizer.sha256:
+            raise DataError(f"{before} was trained with another tokenizer than {root}/tokenizer")
+        decoder = handover.load(before, ["language_model"])["language_model"]
+    else:
+        decoder = add_matching_heads(decoder, shape, slot_id, config.seed)
+    train, val = (_lesson(config, root, split, tokenizer) for split in ("train", "val"))
     return Phase(
         name="language_model",
         trainable={"language_model": decoder},
         frozen={},
         rules={"language_model": DECODER_RULES},
         loss=loss,
-        examples=train,
-        evaluate=evaluate_answers(loss, val, config.batch_size),
+        examples=Preloaded(train),
+        evaluate=evaluate_answers(loss, Preloaded(val, config.eval_bins), config.batch_size),
         facts={
             "size": config.size,
             "tokenizer_sha256": tokenizer.sha256,
-            "datasets": {"cell_qa_tokens": QuestionBins(root, "train").content_id},
+            "datasets": {"cell_qa_tokens": train.content_id} if config.lesson == "all" else {},
             "trained_on": "train split",
+            "lesson": config.lesson,
         },
+        loaded=("language_model",) if before else (),
     )
+
+
+def _lesson(config: Any, root: Path, split: str, tokenizer: Tokenizer) -> QuestionBins | Joined:
+    match config.lesson:
+        case "drill":
+            train = split == "train"
+            count = config.steps * config.batch_size if train else config.eval_bins
+            return Drill(tokenizer, config.drill, count, seed=2 * config.seed + train)
+        case "all":
+            cells = QuestionBins(root, split, captions=tokenizer)
+            slides = config.data.slides
+            return Joined(cells, CaptionedSlides(Path(slides), split, tokenizer)) if slides else cells
+    raise DataError(f'config.lesson "{config.lesson}" is unknown: use drill or all')

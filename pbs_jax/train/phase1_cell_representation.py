@@ -19,18 +19,22 @@ from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.qformer_losses import phase1_losses
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import Size, get_size
 from pbs_jax.sharding.rules import QFORMER_RULES
-from pbs_jax.train.phase import Phase, batches, parameters
+from pbs_jax.train import handover
+from pbs_jax.train.checkpoint import compare_trees
+from pbs_jax.train.phase import Networks, Phase, batches, definition, parameters
 from pbs_jax.train.state import Params
+from pbs_jax.train.step import LossFn
 
 
-def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, text_length."""
-    root = Path(config.data.root)
-    tokenizer = load_tokenizer(root / "tokenizer")
-    shape = get_size(config.size, tokenizer).qformer
-    graph, qformer = parameters(lambda rngs: QFormer(shape, rngs=rngs), config.seed)
+def networks(size: Size) -> Networks:
+    return {"qformer": lambda rngs: QFormer(size.qformer, rngs=rngs)}
+
+
+def make_loss(size: Size) -> LossFn:
+    """Loss of a batch of `CellCaptions`: the sum of itc, itm and lm, which are also its metrics."""
+    graph = definition(networks(size)["qformer"])
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
         model = nnx.merge(graph, trainable["qformer"])
@@ -47,9 +51,26 @@ def build(config: Any) -> Phase:
         )
         return losses["loss"], {name: losses[name] for name in ("itc", "itm", "lm")}
 
+    return loss
+
+
+def build(config: Any) -> Phase:
+    """config: size, seed, data.root, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
+    root = Path(config.data.root)
+    tokenizer = load_tokenizer(root / "tokenizer")
+    size = get_size(config.size, tokenizer)
+    _, qformer = parameters(networks(size)["qformer"], config.seed)
+    if config.init_from.qformer:
+        before = handover.load(config.init_from.qformer, ["qformer"])
+        compare_trees(config.init_from.qformer, before, {"qformer": qformer})
+        qformer = before["qformer"]
+    # The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's.
+    words = Path(config.init_from.qformer) / "tokenizer"
+    reader = load_tokenizer(words) if config.init_from.qformer and words.is_dir() else tokenizer
+    loss = make_loss(size)
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     train, held_out = (
-        Preloaded(CellCaptions(root, split, features, tokenizer, config.text_length)) for split in ("train", "val")
+        Preloaded(CellCaptions(root, split, features, reader, config.text_length)) for split in ("train", "val")
     )
     # Whole batches only: contrast against a batch is the measure.
     val = [batch for batch, real in batches(held_out, config.batch_size) if real.all()]
@@ -75,4 +96,5 @@ def build(config: Any) -> Phase:
             "tokenizer_sha256": tokenizer.sha256,
             "datasets": {"cell_features": features.content_id},
         },
+        loaded=("qformer",) if config.init_from.qformer else (),
     )

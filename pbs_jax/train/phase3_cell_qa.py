@@ -16,55 +16,71 @@ from data_prep.prompts import IMAGE_PAD
 from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import FeatureTable, Preloaded, QuestionBins
+from pbs_jax.data.rows import arrange
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import Size, get_size
 from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
 from pbs_jax.train import handover
-from pbs_jax.train.answers import answer_loss, evaluate_answers, frozen_cast
-from pbs_jax.train.phase import Phase, definition, parameters
+from pbs_jax.train.answers import answer_loss, evaluate_answers, frozen_language_model
+from pbs_jax.train.phase import Networks, Phase, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
+from pbs_jax.train.step import LossFn
+
+
+def networks(size: Size) -> Networks:
+    return {
+        "qformer": lambda rngs: QFormer(size.qformer, rngs=rngs),
+        "projector": lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs),
+        "language_model": lambda rngs: Decoder(size.decoder, rngs=rngs),
+    }
+
+
+def make_loss(size: Size, slot_id: int, weighting: str) -> LossFn:
+    """Loss of a batch of `QuestionBins` with features; a row of several images has `visual` [B, I, 1+N, D]."""
+    graphs = {name: definition(make) for name, make in networks(size).items()}
+
+    def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
+        features = batch["visual"].astype(jnp.float32)
+        visual = visual_tokens(
+            nnx.merge(graphs["qformer"], trainable["qformer"]),
+            nnx.merge(graphs["projector"], trainable["projector"]),
+            features.reshape(-1, *features.shape[-2:]),
+            key=key,
+        )
+        decoder = nnx.merge(graphs["language_model"], frozen["language_model"])
+        visual = visual.reshape(features.shape[0], -1, visual.shape[-1])
+        return answer_loss(decoder, batch, visual, slot_id, weighting)
+
+    return loss
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, weighting, init_from.{backbone, qformer, language_model} (workdirs of 0a, 1, 0b)."""
+    """config: size, seed, data.root, batch_size, weighting, images_per_row, int8,
+
+    init_from.{backbone, qformer, language_model} (workdirs of 0a, 1, 0b).
+    """
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    size = get_size(config.size, tokenizer)
+    size = get_size(config.size, tokenizer, int8=config.int8)
     for name, phase in (("qformer", "cell_representation"), ("language_model", "language_model")):
         before = handover.read(config.init_from[name], (phase,))
         if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
             raise DataError(f"{config.init_from[name]} was trained with another tokenizer than {root}/tokenizer")
-    qformer_graph = definition(lambda rngs: QFormer(size.qformer, rngs=rngs))
-    projector_graph, projector = parameters(
-        lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs), config.seed
-    )
-    decoder_graph = definition(lambda rngs: Decoder(size.decoder, rngs=rngs))
+    _, projector = parameters(networks(size)["projector"], config.seed)
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
-    language_model = frozen_cast(
-        handover.load(config.init_from.language_model, ["language_model"])["language_model"], size.frozen_dtype
-    )
-    slot_id = tokenizer.id(IMAGE_PAD)
-
-    def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
-        visual = visual_tokens(
-            nnx.merge(qformer_graph, trainable["qformer"]),
-            nnx.merge(projector_graph, trainable["projector"]),
-            batch["visual"].astype(jnp.float32),
-            key=key,
-        )
-        decoder = nnx.merge(decoder_graph, frozen["language_model"])
-        return answer_loss(decoder, batch, visual, slot_id, config.weighting)
-
+    language_model = frozen_language_model(config, size)
+    loss = make_loss(size, tokenizer.id(IMAGE_PAD), config.weighting)
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     backbone_sha256 = tree_sha256(handover.load(config.init_from.backbone, ["backbone"])["backbone"])
     if backbone_sha256 != features.backbone_sha256:
         raise DataError(
             f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`"
         )
-    train = Preloaded(QuestionBins(root, "train", features=features))
-    val = Preloaded(QuestionBins(root, "val", features=features))
+    train, val = (
+        arrange(Preloaded(QuestionBins(root, split, features=features)), config) for split in ("train", "val")
+    )
     return Phase(
         name="cell_qa",
         trainable={"qformer": qformer, "projector": projector},
@@ -85,5 +101,6 @@ def build(config: Any) -> Phase:
                 "cell_qa_tokens": QuestionBins(root, "train").content_id,
             },
         },
+        example_id=QuestionBins(root, "train").image_id,
         loaded=("qformer",),
     )

@@ -35,7 +35,8 @@ def make_step(
         (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable, frozen, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
-        metrics = {"loss": value, **metrics, "grad_norm": optax.tree.norm(grads)}
+        norms = {"grad_norm": grads, "param_norm": trainable, "update_norm": updates}
+        metrics = {"loss": value, **metrics, **{name: optax.tree.norm(tree) for name, tree in norms.items()}}
         return TrainState(state.step + 1, trainable, opt_state), metrics
 
     # The key is an argument, not a constant: all seeds share one compiled step.
@@ -43,17 +44,27 @@ def make_step(
 
 
 def init_state(trainable: Params, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:
-    """Step 0. The optimiser's moments are laid out like the parameters they belong to, all else is replicated."""
+    """Step 0, laid out as `abstract_state` says."""
+    shapes = abstract_state(trainable, tx, mesh)
+    opt_state = jax.jit(tx.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, shapes.opt_state))(trainable)
+    return TrainState(jax.device_put(jnp.zeros((), jnp.int32), shapes.step.sharding), trainable, opt_state)
+
+
+def abstract_state(trainable: Params, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:
+    """ShapeDtypeStructs of a state over `trainable` (arrays or ShapeDtypeStructs, with shardings).
+
+    The optimiser's moments are laid out like the parameters they belong to, all else is replicated.
+    """
     layouts = {name: leaf.sharding for name, leaf in leaves_by_name(trainable).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    def layout(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+    def laid_out(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = path_name(path)
-        return next((layouts[p] for p in layouts if leaf.ndim and name.endswith("/" + p)), replicated)
+        sharding = next((layouts[p] for p in layouts if leaf.ndim and name.endswith("/" + p)), replicated)
+        return leaf.update(sharding=sharding)
 
-    shardings = jax.tree_util.tree_map_with_path(layout, jax.eval_shape(tx.init, trainable))
-    opt_state = jax.jit(tx.init, out_shardings=shardings)(trainable)
-    return TrainState(jax.device_put(jnp.zeros((), jnp.int32), replicated), trainable, opt_state)
+    opt_state = jax.tree_util.tree_map_with_path(laid_out, jax.eval_shape(tx.init, trainable))
+    return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), abstract(trainable), opt_state)
 
 
 def abstract(tree: Any) -> Any:

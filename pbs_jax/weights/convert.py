@@ -5,10 +5,12 @@ Every source is consumed once and every target filled once; anything else is a D
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -38,66 +40,115 @@ TRANSFORMS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]
     "two_rows": (lambda a: a[0, 0], lambda a: a[None, None]),
     "zero_row": (lambda a: a[0], lambda a: np.zeros_like(a)[None]),
     "patch": (_flatten_conv, lambda a: _unflatten_conv(a, math.isqrt(a.shape[0] // 3))),  # any kernel, 3 input channels
+    "conv": (lambda a: a.transpose(2, 3, 1, 0), lambda a: a.transpose(3, 2, 0, 1)),  # OIHW <-> HWIO
     "conv3": (_flatten_conv, lambda a: _unflatten_conv(a, 3)),  # 3x3 kernel, any channels
 }
 
 
-def to_flax(torch_tensors: Mapping[str, Array], table: Table, module_state: Any) -> dict[str, Any]:
-    """Nested dict of arrays shaped and typed like `module_state` (nnx state or nested dict, real or abstract).
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where a torch tensor goes: flax leaf `row.flax`, its layer (None: the whole leaf), a part of its last axis or all."""
+
+    row: Row
+    layer: int | None
+
+    def cut(self, leaf: Any) -> tuple[Any, ...]:
+        """The index into the leaf that the tensor fills."""
+        index: tuple[Any, ...] = () if self.layer is None else (self.layer,)
+        if self.row.part is None:
+            return index
+        i, n = self.row.part
+        width = leaf.shape[-1] // n
+        return (*index, ..., slice(i * width, (i + 1) * width))
+
+
+def plan(shapes: Mapping[str, tuple[int, ...]], table: Table, module_state: Any) -> dict[str, list[Target]]:
+    """torch name -> the places it fills, everything checked by names and shapes before anything is read.
 
     Raises DataError for a tensor without row, a parameter without tensor, a shape that differs.
     """
     targets = _flat(module_state)
-    _check_rows(table, targets)
-    unused, filled = set(torch_tensors), {}
+    check_rows(table, targets)
+    unused = set(shapes)
+    places: dict[str, list[Target]] = {}
     for row in table.rows:
-        names = _torch_names(row, targets[row.flax])
-        unused.difference_update(names)
-        if row.export_only:
-            continue
-        missing = [name for name in names if name not in torch_tensors]
-        if missing:
-            raise DataError(
-                f"parameter {row.flax} {tuple(targets[row.flax].shape)} needs tensor {missing[0]}, which the file lacks"
-                f"{_nearest(missing[0], torch_tensors)}."
-            )
-        layers = [TRANSFORMS[row.how][0](np.asarray(torch_tensors[name])) for name in names]
-        value = np.stack(layers) if "{}" in row.torch else layers[0]
-        if value.shape != tuple(targets[row.flax].shape):
-            raise DataError(
-                f"tensor {names[0]} {torch_tensors[names[0]].shape} gives {row.flax} the shape {value.shape}, but the "
-                f"model has {tuple(targets[row.flax].shape)}; check the size and configuration."
-            )
-        filled[row.flax] = np.asarray(value, dtype=targets[row.flax].dtype, order="C")
+        leaf = targets[row.flax]
+        for k, name in enumerate(_torch_names(row, leaf)):
+            unused.discard(name)
+            if row.export_only:
+                continue
+            if name not in shapes:
+                raise DataError(
+                    f"parameter {row.flax} {tuple(leaf.shape)} needs tensor {name}, which the file lacks"
+                    f"{_nearest(name, shapes)}."
+                )
+            target = Target(row, k if "{}" in row.torch else None)
+            want = np.broadcast_to(False, leaf.shape)[target.cut(leaf)].shape
+            try:
+                have = TRANSFORMS[row.how][0](np.broadcast_to(False, shapes[name])).shape
+            except (ValueError, IndexError):  # of another rank than the transform is for
+                have = shapes[name]
+            if have != want:
+                stacked = (leaf.shape[0], *have) if target.layer is not None and row.part is None else have
+                raise DataError(
+                    f"tensor {name} {tuple(shapes[name])} gives {row.flax} the shape {stacked}, but the "
+                    f"model has {tuple(leaf.shape)}; check the size and configuration."
+                )
+            places.setdefault(name, []).append(target)
     unused = {name for name in unused if not any(re.fullmatch(pattern, name) for pattern in table.ignored)}
     if unused:
         name = min(unused)
         known = [name for row in table.rows for name in _torch_names(row, targets[row.flax])]
         raise DataError(
-            f"{len(unused)} tensors have no place in the model, first {name} {torch_tensors[name].shape}"
+            f"{len(unused)} tensors have no place in the model, first {name} {tuple(shapes[name])}"
             f"{_nearest(name, known)}."
         )
+    return places
+
+
+def to_flax(torch_tensors: Mapping[str, Array], table: Table, module_state: Any) -> dict[str, Any]:
+    """Nested dict of arrays shaped and typed like `module_state` (nnx state or nested dict, real or abstract).
+
+    Leaves that `table.fresh` names keep their value, so there `module_state` must be real. Raises DataError as `plan`.
+    """
+    targets = _flat(module_state)
+    shapes = getattr(torch_tensors, "shapes", None) or {name: np.shape(value) for name, value in torch_tensors.items()}
+    rows = {row.flax for row in table.rows}
+    filled = {
+        name: np.empty(leaf.shape, leaf.dtype) if name in rows else np.array(leaf) for name, leaf in targets.items()
+    }
+    for name, places in plan(shapes, table, module_state).items():
+        for target in places:
+            leaf = filled[target.row.flax]
+            leaf[target.cut(leaf)] = TRANSFORMS[target.row.how][0](torch_tensors[name])
     return unflatten_dict(filled, sep="/")
 
 
 def to_torch(flax_state: Any, table: Table) -> dict[str, Array]:
     """torch name -> contiguous array, layers unstacked, dtype kept. Raises DataError for a parameter without row."""
     sources, tensors = _flat(flax_state), {}
-    _check_rows(table, sources)
+    check_rows(table, sources)
     for row in table.rows:
+        if row.import_only:
+            continue
         value = np.asarray(sources[row.flax])
         for k, name in enumerate(_torch_names(row, value)):
-            tensors[name] = np.asarray(TRANSFORMS[row.how][1](value[k] if "{}" in row.torch else value), order="C")
+            piece = value[Target(row, k if "{}" in row.torch else None).cut(value)]
+            tensors[name] = np.asarray(TRANSFORMS[row.how][1](piece), order="C")
     return tensors
 
 
-def _check_rows(table: Table, leaves: Mapping[str, Any]) -> None:
-    """Each leaf has exactly one row, each row a leaf."""
-    rows = [row.flax for row in table.rows if not row.export_only]
+def check_rows(table: Table, leaves: Mapping[str, Any]) -> None:
+    """Each leaf has exactly one row (or all the parts of one), or is fresh; each row has a leaf. Raises DataError."""
+    rows: dict[str, Fraction] = {}
+    for row in table.rows:
+        if not row.export_only:
+            rows[row.flax] = rows.get(row.flax, Fraction(0)) + Fraction(1, row.part[1] if row.part else 1)
     for name in leaves:
-        if rows.count(name) != 1:
+        fresh = any(re.fullmatch(pattern, name) for pattern in table.fresh)
+        if rows.get(name, 0) != (0 if fresh else 1):
             raise DataError(
-                f"parameter {name} {tuple(leaves[name].shape)} has {rows.count(name)} rows in the table"
+                f"parameter {name} {tuple(leaves[name].shape)} has {rows.get(name, 0)} rows in the table"
                 f"{_nearest(name, rows)}."
             )
     for name in rows:

@@ -22,25 +22,51 @@ from data_prep.schema import DataError
 from data_prep.tokens import PAD, load_tokenizer
 from pbs_jax.data.augment import MEAN, STD
 from pbs_jax.decode.answer import MAX_NEW, load_answerer
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.decode.slide_answer import load_slide_answerer
+from pbs_jax.models.decoder import DecoderConfig
+from pbs_jax.models.qformer import QFormerConfig
+from pbs_jax.models.sizes import Size, backbone_shape, get_size
 from pbs_jax.train import handover
 from pbs_jax.train.phase0_backbone import OUTPUTS
 from pbs_jax.train.state import tree_sha256
 from pbs_jax.weights.convert import to_torch
-from pbs_jax.weights.files import CARD, FROZEN, MODEL, PARTS, TOKENIZER, write_safetensors
-from pbs_jax.weights.tables import Table, decoder_table, linear, norm, projector_table, qformer_table, vit_table
+from pbs_jax.weights.files import ANSWERS, CARD, FROZEN, MODEL, PARTS, TOKENIZER, write_safetensors
+from pbs_jax.weights.tables import (
+    Table,
+    decoder_table,
+    linear,
+    norm,
+    perceiver_table,
+    projector_table,
+    qformer_table,
+    vit_table,
+)
+
+HEAD = Table((*norm("head.norm", "norm"), *linear("head.ffn", "ffn"), *linear("head.out", "out")))
 
 
 def phase_tables(phase: str, size: Size) -> dict[str, Table]:
     """Trainable tree -> its table, the names being those of the phase's model.safetensors."""
     match phase:
         case "backbone":
-            head = [*norm("head.norm", "norm"), *linear("head.ffn", "ffn"), *linear("head.out", "out")]
-            return {"backbone": vit_table(size.vit), "head": Table(tuple(head))}
+            return {"backbone": vit_table(size.vit), "head": HEAD}
+        case "classifier":
+            return {"head": HEAD}
         case "language_model":
             return {"language_model": decoder_table(size.decoder)}
         case "cell_representation":
             return {"qformer": qformer_table(size.qformer)}
+        case "cell_patch_alignment":
+            projections = [linear(f"{side}_projection", f"{side}_projection") for side in ("cell", "patch")]
+            return {
+                "patch_perceiver": perceiver_table(PARTS["patch_perceiver"][1]),
+                "alignment": Table(tuple(row for rows in projections for row in rows)),
+            }
+        case "slide_qa":
+            return {
+                "slide_perceiver": perceiver_table(PARTS["slide_perceiver"][1]),
+                "projector": projector_table(PARTS["projector"][1].removesuffix(".")),
+            }
         case "cell_qa":
             qformer, projector = PARTS["qformer"][1], PARTS["projector"][1]
             return {
@@ -50,11 +76,11 @@ def phase_tables(phase: str, size: Size) -> dict[str, Table]:
     raise DataError(f'phase "{phase}" has no export layout')
 
 
-def frozen_tables(size: Size) -> dict[str, Table]:
-    """The frozen parts of a question-answering phase -> their tables."""
+def frozen_tables(phase: str, size: Size) -> dict[str, Table]:
+    """The frozen parts of a question-answering phase -> their tables; a slide's features come ready made."""
     prefix = PARTS["language_model"][1]
-    decoder = decoder_table(size.decoder, f"{prefix}model.", f"{prefix}lm_head.weight")
-    return {"backbone": vit_table(size.vit, PARTS["backbone"][1]), "language_model": decoder}
+    tables = {"language_model": decoder_table(size.decoder, f"{prefix}model.", f"{prefix}lm_head.weight")}
+    return tables if phase == "slide_qa" else {"backbone": vit_table(size.vit, PARTS["backbone"][1]), **tables}
 
 
 def torch_tensors(trees: Mapping[str, Any], tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
@@ -67,21 +93,25 @@ def torch_tensors(trees: Mapping[str, Any], tables: Mapping[str, Table]) -> dict
 
 
 def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, Any]:
-    """Writes `out` and returns export.json's content. `frozen` (cell_qa only): also write what the phase was trained on,
-    by default at the small sizes. Raises DataError when the phase is unfinished or the chain behind it has changed.
+    """Writes `out` and returns export.json's content. `frozen` (of cell_qa, slide_qa): also write what the phase was
+    trained on, by default at the small sizes. Raises DataError when the phase is unfinished or the chain behind it has changed.
     """
     content = handover.read(workdir)
     phase, facts, root = content["phase"], content["facts"], Path(content["config"]["data"]["root"])
-    answers = phase == "cell_qa"
+    answers = phase in ANSWERS
     if frozen and not answers:
-        raise DataError(f"{workdir} is of phase {phase}: only cell_qa has frozen parts to export")
+        raise DataError(f"{workdir} is of phase {phase}: only {' and '.join(ANSWERS)} have frozen parts to export")
     with_frozen = answers and (facts["size"] != "7b" if frozen is None else frozen)
-    tokenizer = None if phase == "backbone" else load_tokenizer(root / "tokenizer")
+    imported = "imported" in facts
+    words = tokenizer_folder(workdir, facts) if imported else root / "tokenizer"
+    wordless = phase in ("backbone", "classifier") or (imported and not (words / TOKENIZER).is_file())
+    tokenizer = None if wordless else load_tokenizer(words)
     if tokenizer and tokenizer.sha256 != facts["tokenizer_sha256"]:
-        raise DataError(f"{workdir} was trained with another tokenizer than {root}/tokenizer")
-    size = get_size(facts["size"], tokenizer)
-    tables = phase_tables(phase, size)
-    trees = load_answerer(workdir).params if with_frozen else handover.load(workdir, tables)
+        raise DataError(f"{workdir} was trained with another tokenizer than {words}")
+    size = true_shapes(get_size(facts["size"], None if imported else tokenizer), facts)
+    tables = {name: table for name, table in phase_tables(phase, size).items() if name in content["trees"]}
+    load = load_slide_answerer if phase == "slide_qa" else load_answerer
+    trees = load(workdir).params if with_frozen else handover.load(workdir, tables)
 
     card: dict[str, Any] = {
         "pbs_jax": pbs_jax.__version__,
@@ -90,12 +120,17 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
         "step": content["step"],
         "trees": {name: tree_sha256(trees[name]) for name in tables},
         "facts": facts,
-        "images": _images(root, size),
+        "images": _normalisation(size) if imported else _normalisation(size) | _cells(root),
         "config": content["config"],
         "shapes": {name: dataclasses.asdict(getattr(size, name)) for name in ("vit", "qformer", "decoder")},
+        "seen_by_backbone": seen_by_backbone(facts),
     }
+    if phase == "slide_qa":
+        card["shapes"]["perceiver"] = dataclasses.asdict(size.slide_perceiver(facts["features"]["dim"]))
+    if phase == "cell_patch_alignment":
+        card["shapes"]["perceiver"] = dataclasses.asdict(size.patch_perceiver)
     if phase == "backbone":
-        card["head_outputs"] = OUTPUTS
+        card["head_outputs"] = OUTPUTS if "head" in tables else {}
     if answers and tokenizer:
         ids = {"pad_id": tokenizer.id(PAD), "slot_id": tokenizer.id(IMAGE_PAD), "stop_id": tokenizer.id(IM_END)}
         card["answers"] = {"prompt_set": PROMPT_SET, "max_new": MAX_NEW, **ids}
@@ -106,29 +141,58 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
 
     tensors = {MODEL: torch_tensors(trees, tables)}
     if with_frozen:
-        tensors[FROZEN] = torch_tensors(trees, frozen_tables(size))
+        tensors[FROZEN] = torch_tensors(trees, frozen_tables(phase, size))
     out.mkdir(parents=True, exist_ok=True)
     for name in (CARD, MODEL, FROZEN, TOKENIZER):  # nothing of an earlier export stays
         (out / name).unlink(missing_ok=True)
     files = {name: write_safetensors(out / name, part, metadata) for name, part in tensors.items()}
     if tokenizer:
-        atomic_write(out / TOKENIZER, (root / "tokenizer" / TOKENIZER).read_bytes())
+        atomic_write(out / TOKENIZER, (words / TOKENIZER).read_bytes())
         files[TOKENIZER] = {"sha256": tokenizer.sha256}
     card["files"] = files
     atomic_write(out / CARD, json.dumps(card, indent=1, sort_keys=True) + "\n")
     return card
 
 
-def _images(root: Path, size: Size) -> dict[str, Any]:
-    """How a picture becomes the network's input, as the training data was made."""
+def seen_by_backbone(facts: Mapping[str, Any]) -> list[str]:
+    """Image sets that an imported backbone was pretrained on, as its workdir tells; [] for one trained here."""
+    workdir = facts.get("backbone")
+    if not workdir or not (Path(workdir) / handover.FILE).is_file():
+        return list(facts.get("seen", []))
+    return list(handover.read(workdir)["facts"].get("seen", []))
+
+
+def tokenizer_folder(workdir: Path, facts: Mapping[str, Any]) -> Path:
+    """Where an imported part's tokenizer.json lies, if it has one: beside the linked weights or in the workdir."""
+    return workdir / facts["linked"] if "linked" in facts else workdir / "tokenizer"
+
+
+def true_shapes(size: Size, facts: Mapping[str, Any]) -> Size:
+    """The size with the shapes of imported parts, which may be of another scale than the size's own."""
+    trained_on = facts.get("backbone")
+    told = facts if "vit" in facts or not trained_on else handover.read(trained_on)["facts"]
+    changes: dict[str, Any] = {"vit": backbone_shape(told, size.vit)}
+    if "decoder" in facts:
+        sections = facts["decoder"]["mrope_section"]
+        changes["decoder"] = DecoderConfig(
+            **{**facts["decoder"], "mrope_section": tuple(sections) if sections else None}
+        )
+    if "qformer" in facts:
+        changes["qformer"] = QFormerConfig(**facts["qformer"])
+    return dataclasses.replace(size, **changes)
+
+
+def _cells(root: Path) -> dict[str, Any]:
+    """How the training pictures were cut and coloured."""
     cells = read_manifest(root / "cells")
     return {
         "cells": cells["content_id"],
         "geometry": cells["details"].get("geometry"),
         "color_enhance": cells["config"].get("color_enhance"),
         "licences": cells["licences"],
-        "side": size.vit.image_size,
-        "resize": "PIL bilinear",
-        "mean": MEAN,
-        "std": STD,
     }
+
+
+def _normalisation(size: Size) -> dict[str, Any]:
+    """How a picture becomes the network's input."""
+    return {"side": size.vit.image_size, "resize": "PIL bilinear", "mean": MEAN, "std": STD}

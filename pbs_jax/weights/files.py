@@ -24,6 +24,12 @@ PARTS = {
     "projector": (MODEL, "model.visual.projector."),
     "backbone": (FROZEN, "backbone."),
     "language_model": (FROZEN, "language_model."),
+    "slide_perceiver": (MODEL, "model.visual.encoder.resampler."),
+    "patch_perceiver": (MODEL, "patch_encoder.resampler."),
+}
+ANSWERS = {  # phases that answer questions -> the parts of an export that can, in the order they run
+    "cell_qa": ("backbone", "qformer", "projector", "language_model"),
+    "slide_qa": ("slide_perceiver", "projector", "language_model"),
 }
 
 
@@ -73,6 +79,11 @@ def _compare(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
                 raise DataError(f"{path}: tensor {name} does not read back as written: is the disk full or damaged?")
 
 
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_card(directory: str | Path) -> dict[str, Any]:
     """export.json of a finished export, its files checked against their hashes. Raises DataError."""
     path = Path(directory) / CARD
@@ -83,8 +94,7 @@ def read_card(directory: str | Path) -> dict[str, Any]:
         file = path.with_name(name)
         if not file.is_file():
             raise DataError(f"{file} is missing: export again")
-        with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        found = sha256_of(file)
         if found != facts["sha256"]:
             raise DataError(f"{file} is not the file that {path} describes (sha256 {found[:12]}): export again")
     return card

@@ -19,6 +19,8 @@ class Row:
     """torch name <-> flax path. `how` names a transform of `convert.TRANSFORMS`; stacked layer k is torch's k * every.
 
     An `export_only` row writes a tensor that official loaders want but no pass reads; importing accepts and drops it.
+    An `import_only` row fills a leaf from a tensor that another row writes. `part` = (i, n): the tensor is the i-th of n
+    equal parts of the leaf's last axis.
     """
 
     torch: str
@@ -26,14 +28,18 @@ class Row:
     how: str = "same"
     every: int = 1
     export_only: bool = False
+    import_only: bool = False
+    part: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """All parameters of one model; `ignored` are regexes of torch names without counterpart (buffers, tied copies)."""
+    """All parameters of one model; `ignored` are regexes of torch names without counterpart (buffers, tied copies),
+    `fresh` of flax leaves that the file does not hold and that keep their initialisation."""
 
     rows: tuple[Row, ...]
     ignored: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
 
 
 def vit_table(config: ViTConfig, prefix: str = "") -> Table:

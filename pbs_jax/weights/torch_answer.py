@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from data_prep.schema import QA, DataError
 from data_prep.tokens import Tokenizer, load_tokenizer, prompt_tokens
 from pbs_jax.data.examples import decode_image
+from pbs_jax.data.slide_examples import decode_bag
 from pbs_jax.decode.batching import batch_rows, first_words
-from pbs_jax.weights.files import FROZEN, PARTS, read_card
-from pbs_jax.weights.torch_model import Decoder, QFormer, ViT
+from pbs_jax.weights.files import ANSWERS, FROZEN, PARTS, read_card
+from pbs_jax.weights.torch_model import Decoder, Perceiver, QFormer, ViT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,10 @@ class TorchAnswerer:
 
     @torch.inference_mode()
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
-        """Encoded pictures -> visual tokens float32[n, Q, lm width]."""
+        """Encoded pictures, or a slide phase's encoded bags -> visual tokens float32[n, Q, lm width]."""
+        if "slide_perceiver" in self.parts:
+            features, mask = map(np.stack, zip(*map(decode_bag, images), strict=True))
+            return self.encode_slides(features, mask)
         pixels = np.stack([decode_image(image, self.card["images"]["side"]) for image in images])
         done = []
         for start in range(0, len(pixels), self.batch_size):
@@ -47,6 +51,12 @@ class TorchAnswerer:
             queries = self.parts["qformer"](features.bfloat16().float())
             done.append(self.parts["projector"](queries).numpy())
         return np.concatenate(done)
+
+    @torch.inference_mode()
+    def encode_slides(self, features: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """A slide phase's bags, features [n, N, D] with mask bool[n, N] -> visual tokens float32[n, Q, lm width]."""
+        x = torch.from_numpy(np.asarray(features, np.float32))
+        return self.parts["projector"](self.parts["slide_perceiver"](x, torch.from_numpy(np.asarray(mask)))).numpy()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], visual: np.ndarray | None, kind: str
@@ -81,25 +91,28 @@ class TorchAnswerer:
 
 
 def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
-    """Reads what `pbs weights export` wrote of a cell_qa phase, every tensor used once. Raises DataError."""
+    """Reads what `pbs weights export` wrote of a cell_qa or slide_qa phase, every tensor used once. Raises DataError."""
     directory = Path(directory)
     card = read_card(directory)
     if FROZEN not in card["files"]:
         raise DataError(
-            f"{directory} (phase {card['phase']}) has no {FROZEN}: only an export of cell_qa with --frozen can answer"
+            f"{directory} (phase {card['phase']}) has no {FROZEN}: only an export of {' or '.join(ANSWERS)} with --frozen can answer"
         )
     shapes = {name: SimpleNamespace(**fields) for name, fields in card["shapes"].items()}
+    width = shapes["perceiver"].dim if card["phase"] == "slide_qa" else shapes["qformer"].dim
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "backbone": lambda: ViT(shapes["vit"]),
+        "qformer": lambda: QFormer(shapes["qformer"]),
+        "slide_perceiver": lambda: Perceiver(shapes["perceiver"]),
+        "projector": lambda: nn.Linear(width, shapes["decoder"].dim),
+        "language_model": lambda: Decoder(shapes["decoder"]),
+    }
     with torch.device("meta"):  # no memory and no initialisation for what is loaded anyway
-        parts: dict[str, nn.Module] = {
-            "backbone": ViT(shapes["vit"]),
-            "qformer": QFormer(shapes["qformer"]),
-            "projector": nn.Linear(shapes["qformer"].dim, shapes["decoder"].dim),
-            "language_model": Decoder(shapes["decoder"]),
-        }
+        parts = {name: makers[name]() for name in ANSWERS[card["phase"]]}
     for name in sorted({file for file, _ in PARTS.values()}):
         tensors = load_file(directory / name)
         for part, (file, prefix) in PARTS.items():
-            if file == name:
+            if file == name and part in parts:
                 own = [key for key in tensors if key.startswith(prefix)]
                 fill(
                     parts[part],

@@ -203,6 +203,45 @@ class QFormer(nn.Module):
         return part["output"]["LayerNorm"](x + part["output"]["dense"](context))
 
 
+# ---- Perceiver resampler ------------------------------------------------------------------------------------------
+
+
+class PerceiverBlock(nn.Module):
+    """latents += attention(query_norm(latents), input_norm(x)); latents += ffn(latents)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        dim, eps = shape.dim, shape.eps
+        self.query_norm, self.input_norm = nn.LayerNorm(dim, eps), nn.LayerNorm(dim, eps)
+        self.attention = nn.MultiheadAttention(dim, shape.heads, batch_first=True)
+        layers = (nn.LayerNorm(dim, eps), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.ffn = nn.Sequential(*layers)
+
+    def forward(self, latents: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        source = self.input_norm(x)
+        read, _ = self.attention(self.query_norm(latents), source, source, key_padding_mask=hidden, need_weights=False)
+        latents = latents + read
+        return latents + self.ffn(latents)
+
+
+class Perceiver(nn.Module):
+    """Learned latents that read a slide's patches or a patch's tokens."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.zeros(1, shape.latents, shape.dim))
+        self.input_projection = nn.Linear(shape.input_dim, shape.dim)
+        self.blocks = nn.ModuleList(PerceiverBlock(shape) for _ in range(shape.depth))
+        self.output_norm = nn.LayerNorm(shape.dim, shape.eps)
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """x [B, N, D], visible bool[B, N] -> [B, L, dim]."""
+        inputs, latents = self.input_projection(x), self.latents.expand(len(x), -1, -1)
+        for block in self.blocks:
+            latents = block(latents, inputs, ~visible)
+        return self.output_norm(latents)
+
+
 # ---- language model -------------------------------------------------------------------------------------------------
 
 

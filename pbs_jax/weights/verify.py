@@ -26,8 +26,8 @@ from data_prep.progress import progress
 from data_prep.prompts import IM_END, IMAGE_PAD
 from data_prep.schema import QA, DataError, shown_options, stable_hash
 from data_prep.tokens import PAD, prompt_tokens
+from pbs_jax.bench.pictures import load_pictures
 from pbs_jax.bench.records import load_questions
-from pbs_jax.bench.run import picture_source
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
 from pbs_jax.decode.answer import MAX_NEW, VISUAL_TREES, Answerer, load_answerer
@@ -88,8 +88,8 @@ def verify(
     asked = draw(data, split, n)
     if not asked:
         raise DataError(f"no question to ask: --n is {n}, {data} has questions of split {split}")
-    picture = picture_source(data, split, "image", asked)
-    images = {qa.image_id: picture(qa) or b"" for qa in sorted(asked, key=lambda qa: qa.image_id)}
+    picture = load_pictures(data, "image", asked)
+    images = {qa.image_id: picture(qa)[0] for qa in sorted(asked, key=lambda qa: qa.image_id)}
     with jax.default_matmul_precision("highest"):
         found = compare(theirs, ours, asked, images)
     found = {"phase": ours.card["phase"], "step": ours.card["step"], "split": split, **found}

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from data_prep.schema import ATTRIBUTES, DataError
+from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.decoder import Decoder, DecoderConfig
 from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.pbs_vl import Projector
@@ -43,6 +44,7 @@ MODELS: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], rules.Rules, int]] = {
         rules.PERCEIVER_RULES,
         14_795_520,
     ),
+    "alignment 7b": (lambda r: Alignment(768, 768, 256, rngs=r), rules.ALIGNMENT_RULES, 15_385_856 - 14_992_128),
     "projector 7b": (lambda r: Projector(768, 3584, rngs=r), rules.PROJECTOR_RULES, 768 * 3584 + 3584),
     "head": (lambda r: ClassifierHead(1024, OUTPUTS, rngs=r), rules.HEAD_RULES, 0),
 }
@@ -76,7 +78,8 @@ def test_large_parameters_divide_evenly(name: str, mesh: dict[str, int]) -> None
     ):
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis is not None and size != QFormerConfig.blip2().vocab:
-                assert size % mesh[axis] == 0, (name, leaf.shape, spec)
+                parts = math.prod(mesh[part] for part in ([axis] if isinstance(axis, str) else axis))
+                assert size % parts == 0, (name, leaf.shape, spec)
         if math.prod(leaf.shape) > 10**7:
             assert any(axis is not None for axis in spec), f"{name} {leaf.shape} would be replicated"
 

@@ -141,3 +141,34 @@ def test_frozen_trees_are_in_no_checkpoint(whole):
 def test_the_mesh_that_does_not_fit_is_refused():
     with pytest.raises(DataError, match="needs 3 devices but 8 are visible"):
         make_mesh(3)
+
+
+def test_a_finished_run_leaves_its_report_and_says_where_the_time_went(whole):
+    page = (whole / "run_report.html").read_text()
+    assert "Where the time went" in page and "norm/param_norm" in page and "optimizer.lr" in page
+    start = json.loads((whole / "goodput.jsonl").read_text())
+    assert start["steps"] == 4 and min(start[part] for part in ("init", "data", "step", "save", "eval")) > 0
+    first = json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["time/tokens_per_s"] > 0 and first["norm/update_norm"] > 0
+    assert "time/mfu" not in first, "a CPU has no peak to compare with"
+
+
+def test_a_batch_can_be_read_as_text(drawn, phases):
+    text = loop.show_batch(cell_qa_config(drawn, phases))
+    lines = text.splitlines()
+    assert sum("'<|image_pad|>'" in line for line in lines) == 32
+    scored = [line for line in lines if line.split()[-2:-1] and "'<|im_end|>'" in line]
+    assert scored, "no answer ends in the text"
+    assert any(line.startswith("  visual") and "bfloat16" in line for line in lines)
+
+
+def test_the_first_bad_step_is_named_with_its_examples(tmp_path):
+    def step(number: int, loss: float) -> tuple[int, jax.Array, dict[str, jax.Array]]:
+        return number, jax.numpy.asarray([10 * number, 10 * number + 1]), {"loss": jax.numpy.asarray(loss)}
+
+    recent = [step(5, 1.0), step(6, float("nan")), step(7, float("nan"))]
+    with pytest.raises(
+        DataError, match=r"train/loss not finite at step 6 \(example indices \[60, 61\]: cell 60, cell 61\)"
+    ):
+        loop.require_finite(recent, tmp_path, lambda index: f"cell {index}")
+    assert loop.require_finite(recent[:1], tmp_path, str) == {"train/loss": 1.0}

@@ -16,6 +16,7 @@ from pbs_jax.train import handover
 from tests.train.test_loop import assert_identical
 
 STEPS = 12
+KILLS = 5  # a phase; twenty over the four
 PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
 
 
@@ -40,7 +41,7 @@ def test_a_phase_killed_at_random_steps_ends_with_the_same_weights(name, drawn, 
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     subprocess.run(command(name, drawn, phases, quiet), check=True, env=environment)
     draw = random.Random(name)
-    for _ in range(3):
+    for _ in range(KILLS):
         until = lines(killed) + draw.randint(1, 4)
         process = subprocess.Popen(command(name, drawn, phases, killed), env=environment)
         while lines(killed) < until and process.poll() is None:

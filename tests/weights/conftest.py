@@ -22,9 +22,11 @@ from data_prep.datasets import CELL_FEATURES, QA_FEATURES, cell_record, qa_recor
 from data_prep.io import write_dataset
 from data_prep.qa import cell_questions
 from data_prep.tokens import CLS, DEC, PAD, Tokenizer, tokenizer_texts, train_tokenizer
+from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.decoder import Decoder, DecoderConfig
 from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.pbs_vl import Projector
+from pbs_jax.models.perceiver import PerceiverResampler
 from pbs_jax.models.qformer import QFormer, QFormerConfig
 from pbs_jax.models.sizes import Size
 from pbs_jax.models.vit import ViT, ViTConfig
@@ -40,7 +42,10 @@ PHASES = {
     "language_model": ("language_model",),
     "cell_representation": ("qformer",),
     "cell_qa": ("qformer", "projector"),
+    "cell_patch_alignment": ("patch_perceiver", "alignment"),
+    "slide_qa": ("slide_perceiver", "projector"),
 }
+SLIDE_DIM = 24  # width of the slide features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +113,12 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
         "language_model": random_tree(lambda rngs: Decoder(size.decoder, rngs=rngs), 3),
         "qformer": random_tree(lambda rngs: QFormer(size.qformer, rngs=rngs), 4),
         "projector": random_tree(lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs), 5),
+        "patch_perceiver": random_tree(lambda rngs: PerceiverResampler(size.patch_perceiver, rngs=rngs), 6),
+        "alignment": random_tree(lambda rngs: Alignment(32, 32, 16, rngs=rngs), 7),
+        "slide_perceiver": random_tree(lambda rngs: PerceiverResampler(size.slide_perceiver(SLIDE_DIM), rngs=rngs), 8),
     }
-    facts = {"tokenizer_sha256": tokenizer.sha256, "datasets": {"cells": "c"}}
+    facts: dict[str, Any] = {"tokenizer_sha256": tokenizer.sha256, "datasets": {"cells": "c"}}
+    facts |= {"features": {"dim": SLIDE_DIM, "kind": "backbone"}, "max_patches": 8}
     for name in ("backbone", "language_model"):
         facts |= {name: str(runs / name), f"{name}_sha256": tree_sha256(params[name])}
     for phase, trees in PHASES.items():
@@ -126,6 +135,7 @@ def tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # no programs in the home folder of who runs the tests
         patch.setattr("pbs_jax.decode.answer.get_size", tiny_size)
+        patch.setattr("pbs_jax.decode.slide_answer.get_size", tiny_size)
         patch.setattr("pbs_jax.weights.export.get_size", tiny_size)
         yield
     jax.config.update(flag, before)

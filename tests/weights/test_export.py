@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 
 from data_prep.schema import DataError
 from pbs_jax import cli
+from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.pbs_vl import Projector
+from pbs_jax.models.perceiver import PerceiverResampler
 from pbs_jax.models.qformer import QFormer, QFormerConfig
 from pbs_jax.models.sizes import get_size
 from pbs_jax.train.state import tree_sha256
@@ -36,9 +38,13 @@ GOLDEN = QFormerConfig(
 def shapes_of(phase: str, config: QFormerConfig, lm_dim: int) -> dict[str, tuple[int, ...]]:
     """torch name -> shape of a phase's model.safetensors at any size; bools stand for the weights."""
     size = dataclasses.replace(get_size("nano"), qformer=config)
+    size = dataclasses.replace(size, vit=dataclasses.replace(size.vit, dim=config.encoder_width))
     modules = {
         "qformer": lambda: QFormer(config, rngs=nnx.Rngs(0)),
         "projector": lambda: Projector(config.dim, lm_dim, rngs=nnx.Rngs(0)),
+        "patch_perceiver": lambda: PerceiverResampler(size.patch_perceiver, rngs=nnx.Rngs(0)),
+        "slide_perceiver": lambda: PerceiverResampler(size.slide_perceiver(config.dim), rngs=nnx.Rngs(0)),
+        "alignment": lambda: Alignment(config.dim, size.patch_perceiver.dim, config.projection, rngs=nnx.Rngs(0)),
     }
     found = {}
     for name, table in phase_tables(phase, size).items():
@@ -58,14 +64,33 @@ def test_phases_1_and_3_have_the_official_keys(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "tensors", "parameters"), [("cell_representation", 345, 206_637_945), ("cell_qa", 347, 209_394_041)]
+    ("phase", "tensors", "parameters"),
+    [
+        ("cell_representation", 345, 206_637_945),
+        ("cell_patch_alignment", 37, 15_385_856),
+        ("cell_qa", 347, 209_394_041),
+        ("slide_qa", 35, 17_551_616),
+    ],
 )
 def test_full_size_counts_are_the_official_ones(phase: str, tensors: int, parameters: int) -> None:
     found = shapes_of(phase, QFormerConfig.blip2(), 3584)
     assert (len(found), sum(int(np.prod(shape)) for shape in found.values())) == (tensors, parameters)
 
 
-@pytest.mark.parametrize("phase", ["backbone", "language_model", "cell_representation", "cell_qa"])
+def test_phases_2_and_4_have_the_official_keys(shared: Path) -> None:
+    """The resampler's names are those of the golden files, under each phase's prefix; phase 2 has two projections."""
+    names = set(Golden(shared, "perceiver_cell").w)
+    slide = {f"model.visual.encoder.resampler.{name}" for name in names}
+    projector = {f"model.visual.projector.{kind}" for kind in ("weight", "bias")}
+    assert set(shapes_of("slide_qa", GOLDEN, 64)) == slide | projector
+    sides = {f"{side}_projection.{kind}" for side in ("cell", "patch") for kind in ("weight", "bias")}
+    patch = {f"patch_encoder.resampler.{name}" for name in names}
+    assert set(shapes_of("cell_patch_alignment", GOLDEN, 64)) == patch | sides
+
+
+@pytest.mark.parametrize(
+    "phase", ["backbone", "language_model", "cell_representation", "cell_patch_alignment", "cell_qa", "slide_qa"]
+)
 def test_every_phase_is_exported_whole_and_alike_each_time(chain: Chain, tmp_path: Path, phase: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert cli.main(["weights", "export", "--workdir", str(chain.runs[phase]), "--out", str(one)]) == 0
@@ -75,7 +100,7 @@ def test_every_phase_is_exported_whole_and_alike_each_time(chain: Chain, tmp_pat
     names = {path.name for path in one.iterdir()}
     assert names == {path.name for path in two.iterdir()}
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
-    assert ("frozen.safetensors" in names) == (phase == "cell_qa")
+    assert ("frozen.safetensors" in names) == (phase in ("cell_qa", "slide_qa"))
 
     card = read_card(one)
     assert (card["phase"], card["step"], card["facts"]["datasets"]) == (phase, 7, {"cells": "c"})
@@ -89,7 +114,9 @@ def test_every_phase_is_exported_whole_and_alike_each_time(chain: Chain, tmp_pat
         "backbone": ("blocks.", "stem.", "cls_token", "pos_embed", "norm.", "head."),
         "language_model": ("model.embed_tokens.", "model.layers.", "model.norm."),
         "cell_representation": ("qformer.",),
+        "cell_patch_alignment": ("patch_encoder.resampler.", "cell_projection.", "patch_projection."),
         "cell_qa": ("model.visual.encoder.qformer.", "model.visual.projector."),
+        "slide_qa": ("model.visual.encoder.resampler.", "model.visual.projector."),
     }[phase]
     assert all(name.startswith(prefixes) for name in tensors)
 
@@ -116,7 +143,7 @@ def test_values_arrive_under_their_names(chain: Chain, tmp_path: Path) -> None:
 def test_without_the_frozen_parts(chain: Chain, tmp_path: Path) -> None:
     export(chain.runs["cell_qa"], tmp_path, frozen=False)
     assert not (tmp_path / "frozen.safetensors").exists()
-    with pytest.raises(DataError, match="only cell_qa has frozen parts"):
+    with pytest.raises(DataError, match="only cell_qa and slide_qa have frozen parts"):
         export(chain.runs["backbone"], tmp_path, frozen=True)
 
 

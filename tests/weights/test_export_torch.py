@@ -9,17 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 from data_prep.schema import DataError, shown_options
 from pbs_jax.bench import run as bench
 from pbs_jax.bench.records import load_questions
+from pbs_jax.data.slide_examples import SlideBag
+from pbs_jax.decode.slide_answer import load_slide_answerer
 from pbs_jax.models.decoder import DecoderConfig
 from pbs_jax.models.vit import ViTConfig
 from pbs_jax.weights.export import export
 from tests.models.golden import Golden, close
-from tests.weights.conftest import Chain, rewritten
+from tests.weights.conftest import SLIDE_DIM, Chain, rewritten
 from tests.weights.test_export import GOLDEN
 
 pytestmark = pytest.mark.torch
@@ -120,8 +124,8 @@ def test_an_answer_does_not_depend_on_its_batch(exported: Path, chain: Chain) ->
     model = load_export(exported)
     asked = load_questions(chain.root, "test").items[:12]
     options = [shown_options(qa) for qa in asked]
-    picture = bench.picture_source(chain.root, "test", "image", asked)
-    visual = model.encode([picture(qa) or b"" for qa in asked])
+    picture = bench.load_pictures(chain.root, "image", asked)
+    visual = model.encode([picture(qa)[0] for qa in asked])
     together = model.answer(visual, asked, options)
     alone = [model.answer(visual[i : i + 1], [qa], [options[i]])[0] for i, qa in enumerate(asked)]
     assert together == alone and len(set(together)) > 6
@@ -135,3 +139,26 @@ def test_answering_in_torch_needs_no_jax(repo: Path) -> None:
     code = "import sys, pbs_jax.weights.torch_answer; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.slow
+def test_a_slide_answers_the_same_in_pytorch(chain: Chain, tmp_path: Path) -> None:
+    """A bag with padding: slide Perceiver, projector and answers, in both frameworks."""
+    export(chain.runs["slide_qa"], tmp_path)
+    from pbs_jax.weights.torch_answer import load_export
+
+    ours, theirs = load_export(tmp_path), load_slide_answerer(chain.runs["slide_qa"], 8)
+    generator = np.random.default_rng(3)
+    features = generator.standard_normal((3, 8, SLIDE_DIM), np.float32).astype(ml_dtypes.bfloat16)
+    mask = np.arange(8) < np.array([[8], [5], [1]])
+    bags = [
+        SlideBag(f, m, np.zeros((8, 2), np.int32), np.ones(8, np.float32)) for f, m in zip(features, mask, strict=True)
+    ]
+    with jax.default_matmul_precision("highest"):
+        encoded = [bag.encode() for bag in bags]
+        expected, visual = theirs.encode(encoded), ours.encode(encoded)
+        np.testing.assert_allclose(visual, expected, atol=2e-5 * np.abs(expected).max())
+        asked = load_questions(chain.root, "test").items[:3]
+        options = [shown_options(qa) for qa in asked]
+        assert ours.answer(visual, asked, options) == theirs.answer(expected, asked, options)
+    assert set(ours.parts) == {"slide_perceiver", "projector", "language_model"}

@@ -109,8 +109,8 @@ def test_each_stage_is_watched(exported: Path, chain: Chain, change: Callable[[A
     ours = load_export(exported, verify.BATCH)
     change(ours.parts)
     asked = [qa for qa in verify.draw(chain.root, "test", 60) if qa.question_type == "true_false"]
-    picture = bench.picture_source(chain.root, "test", "image", asked)
-    images = {qa.image_id: picture(qa) or b"" for qa in asked}
+    picture = bench.load_pictures(chain.root, "image", asked)
+    images = {qa.image_id: picture(qa)[0] for qa in asked}
     with jax.default_matmul_precision("highest"):
         found = verify.compare(load_answerer(chain.runs["cell_qa"], verify.BATCH), ours, asked, images)
     assert found["verdict"] == "different"

@@ -1,0 +1,157 @@
+"""`pbs data evaluate`: scores the shipped cell finder on annotated real fields.
+
+Fields have no pixel size; each set is reduced by a fixed factor that brings its cells to the size they have at 0.25
+um/px (chosen on BCCD's train list). Annotations are incomplete, so red cells that nobody labelled are no errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data_prep import slide_cells
+from data_prep.progress import progress
+from data_prep.schema import Box, DataError
+from data_prep.stats import wilson
+
+MPP = 0.25
+BCCD, CHULA = 0.32, 0.75  # factors by which the fields are reduced
+OVERLAP = 0.5  # intersection over union of a right box
+RED_RADIUS = 15.0  # px at MPP: a labelled point within it of a found centre is found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """right of `truth` annotated cells; `found`: how many the finder named, 0 where precision has no meaning."""
+
+    name: str
+    right: int
+    truth: int
+    found: int
+
+    def line(self) -> str:
+        low, high = wilson(self.right, self.truth)
+        text = f"{self.name}: recall {self.right / max(self.truth, 1):.3f} ({low:.3f}-{high:.3f}, n {self.truth})"
+        return text + (f", precision {self.right / self.found:.3f} (n {self.found})" if self.found else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """A picture at MPP with its stain and density; annotated boxes by kind, in its pixels."""
+
+    rgb: np.ndarray
+    stain: slide_cells.Stain
+    density: np.ndarray
+    boxes: dict[str, list[Box]]
+
+
+def load_field(path: Path, factor: float, boxes: dict[str, list[Box]]) -> Field:
+    with Image.open(path) as image:
+        size = (round(image.width * factor), round(image.height * factor))
+        rgb = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
+    stain = slide_cells.measure_stain([rgb])
+    return Field(rgb, stain, slide_cells.half_density(slide_cells.half_size(rgb), stain), boxes)
+
+
+def bccd_fields(root: Path, part: str) -> Iterator[Field]:
+    """The fields of BCCD's train, val or test list. Raises DataError when they are not under `root`."""
+    folder = root / "fields" / "bccd"
+    names = folder / "ImageSets" / "Main" / f"{part}.txt"
+    if not names.is_file():
+        raise DataError(f"{names} is missing: --root is the folder that holds fields/bccd")
+    listed = names.read_text().split()
+    for name in progress(listed, len(listed), f"bccd {part}"):
+        boxes: dict[str, list[Box]] = {}
+        for item in ET.parse(folder / "Annotations" / f"{name}.xml").iter("object"):
+            edges = (float(item.findtext(f"bndbox/{edge}") or 0) for edge in ("xmin", "ymin", "xmax", "ymax"))
+            boxes.setdefault(item.findtext("name") or "", []).append(Box(*(round(BCCD * edge) for edge in edges)))
+        yield load_field(folder / "JPEGImages" / f"{name}.jpg", BCCD, boxes)
+
+
+def overlap(a: Box, b: Box) -> float:
+    """Intersection over union."""
+    both = Box(max(a.left, b.left), max(a.top, b.top), min(a.right, b.right), min(a.bottom, b.bottom))
+    shared = both.area if both.width > 0 and both.height > 0 else 0
+    return shared / max(a.area + b.area - shared, 1)
+
+
+def matches(truth: Sequence[Box], found: Sequence[Box]) -> int:
+    """How many annotated boxes have a found one of their own at OVERLAP or better, best pairs first."""
+    pairs = sorted(((overlap(t, f), i, j) for i, t in enumerate(truth) for j, f in enumerate(found)), reverse=True)
+    taken: tuple[set[int], set[int]] = (set(), set())
+    for value, i, j in pairs:
+        if value >= OVERLAP and i not in taken[0] and j not in taken[1]:
+            taken[0].add(i)
+            taken[1].add(j)
+    return len(taken[0])
+
+
+def white_cells(root: Path) -> list[Score]:
+    """BCCD by list; the lists may share donors, so test is no external validation."""
+    scores = []
+    for part in ("train", "val", "test"):
+        right = truth = found = 0
+        for field in bccd_fields(root, part):
+            whole = Box(0, 0, field.rgb.shape[1], field.rgb.shape[0])
+            cells = slide_cells.white_cells(field.rgb, field.density, field.stain, MPP, whole)
+            annotated = field.boxes.get("WBC", [])
+            right += matches(annotated, [cell.box for cell in cells])
+            truth, found = truth + len(annotated), found + len(cells)
+        scores.append(Score(f"white cells, BCCD {part}", right, truth, found))
+    return scores
+
+
+def red_cells(root: Path) -> list[Score]:
+    """BCCD boxes that hold a found centre; Chula points with one near."""
+    right = truth = 0
+    for field in bccd_fields(root, "test"):
+        centres = slide_cells.red_cells(field.density, field.stain, MPP).centres
+        for box in field.boxes.get("RBC", []):
+            truth += 1
+            right += any(box.left <= x <= box.right and box.top <= y <= box.bottom for x, y in centres)
+    scores = [Score("red cells, BCCD test", right, truth, 0)]
+    folder = root / "fields" / "chula_rbc12"
+    labels = sorted((folder / "Label").glob("*.txt"))
+    right = truth = 0
+    for path in progress(labels, len(labels), "chula"):
+        field = load_field(folder / "Dataset" / f"{path.stem}.jpg", CHULA, {})
+        centres = slide_cells.red_cells(field.density, field.stain, MPP).centres
+        for line in path.read_text().splitlines():
+            if line.strip():
+                x, y = (CHULA * float(word) for word in line.split()[:2])
+                truth += 1
+                right += bool(len(centres)) and float(np.hypot(*(centres - (x, y)).T).min()) <= RED_RADIUS
+    return [*scores, Score("red cells, Chula points", right, truth, 0)]
+
+
+def nuclei(root: Path) -> list[str]:
+    """Median overlap of the stained area with BCCD's nucleus masks (255), on fields that have both."""
+    folder = root / "masks" / "bccd_nucleus"
+    values = []
+    paths = sorted(folder.glob("*.png"))
+    for path in progress(paths, len(paths), "nuclei"):
+        picture = root / "fields" / "bccd" / "JPEGImages" / f"BloodImage_{path.stem.rpartition('_')[2]}.jpg"
+        if not picture.is_file():
+            continue
+        field = load_field(picture, BCCD, {})
+        size = (field.density.shape[1], field.density.shape[0])
+        with Image.open(path) as mask:
+            nucleus = np.asarray(mask.convert("L").point(lambda v: 255 * (v > 205)).resize(size)) > 127
+        stained = slide_cells.nuclear_mask(field.density, field.stain)
+        if nucleus.any():
+            values.append((nucleus & stained).sum() / (nucleus | stained).sum())
+    if not values:
+        raise DataError(f"{folder} holds no mask of a field: --root is the folder that holds masks/bccd_nucleus")
+    return [f"nuclei, BCCD masks: median IoU {np.median(values):.3f}, n {len(values)}"]
+
+
+TASKS: dict[str, Callable[[Path], list[str]]] = {
+    "white_cells": lambda root: [score.line() for score in white_cells(root)],
+    "red_cells": lambda root: [score.line() for score in red_cells(root)],
+    "nuclei": nuclei,
+}

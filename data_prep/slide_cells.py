@@ -1,0 +1,203 @@
+"""White and red cells of a slide: candidates by slide-wide stain statistics, outlines by `segment` in a window each.
+
+Nothing here depends on where a tile begins: the stain is measured once per slide, every candidate is outlined in a
+window centred on itself, and a cell belongs to the tile that holds the centre of its box. So cells on a seam are found
+once, and another grid finds the same cells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+from scipy import ndimage
+from skimage.feature import peak_local_max
+from skimage.filters import threshold_otsu
+from skimage.measure import label
+
+from data_prep import crops, segment
+from data_prep.schema import Box
+
+HALO_UM = 36.0  # pixels around a tile: half a window beyond the candidates that may own a cell of the tile
+WINDOW_UM = 20.0  # half a window: a white cell's outline with its neighbours
+REACH_UM = 15.0  # a candidate this far outside a tile may be a lobe of a cell inside it
+NUCLEUS_AREA_UM2 = (14.0, 450.0)  # below are platelets, above are clumps and smudges
+CELL_SIDE_UM = (6.5, 40.0)
+LOBE_GAP_UM = 2.5  # stained parts nearer than this are one candidate
+RED_DIAMETER_UM = 7.5
+CONTRAST_BOUNDS = (0.30, 0.58)  # of the threshold on nuclear contrast
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stain:
+    """What the samples of a slide say: background colour, nuclear threshold, density at which a cell begins."""
+
+    background: tuple[float, float, float]
+    nuclear: float
+    cell: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundCell:
+    """A white cell; `box` in level-0 pixels of the slide."""
+
+    box: Box
+    nucleus_um2: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RedCells:
+    """Red cells of one tile: their centres (x, y) in pixels of the picture, median diameter in um (nan for none)."""
+
+    centres: np.ndarray
+    diameter_um: float
+
+
+def halo(mpp: float) -> int:
+    """Pixels to read around a tile; even, so that half-resolution pixels of all tiles fall together."""
+    return 2 * round(HALO_UM / mpp / 2)
+
+
+def measure_stain(samples: Sequence[np.ndarray]) -> Stain:
+    """Stain statistics over pictures uint8[h, w, 3] from all over a slide (blank ones do no harm)."""
+    pixels = np.concatenate([sample[::2, ::2].reshape(-1, 3) for sample in samples]).astype(np.float32)
+    green = pixels[:, 1]
+    bright = green >= (threshold_otsu(green) if green.min() < green.max() else 0)
+    background = np.median(pixels[bright], axis=0)
+    density = np.log((background + 1) / (np.minimum(pixels, background) + 1))
+    total = density.sum(1)
+    stained = total > 0.2
+    if stained.sum() < 200:
+        return Stain(_rgb(background), CONTRAST_BOUNDS[0], 0.15)
+    contrast = _contrast(density[stained])
+    middle = float(np.median(contrast))
+    spread = 1.4826 * float(np.median(np.abs(contrast - middle)))
+    nuclear = float(np.clip(middle + 4 * spread + 0.05, *CONTRAST_BOUNDS))
+    return Stain(_rgb(background), nuclear, float(np.clip(0.3 * np.median(total[stained]), 0.1, 0.3)))
+
+
+def _rgb(colour: np.ndarray) -> tuple[float, float, float]:
+    return (round(float(colour[0]), 3), round(float(colour[1]), 3), round(float(colour[2]), 3))
+
+
+def _contrast(density: np.ndarray) -> np.ndarray:
+    """Nuclear stain absorbs green and red, hardly blue (as in `segment`)."""
+    return density[..., 1] + 0.5 * density[..., 0] - density[..., 2]
+
+
+def nuclear_mask(density: np.ndarray, stain: Stain) -> np.ndarray:
+    """bool[h, w] where the stain is nuclear."""
+    return _contrast(density) > stain.nuclear
+
+
+def half_size(rgb: np.ndarray) -> np.ndarray:
+    """uint8[h/2, w/2, 3] rounded means of 2 x 2 pixels."""
+    h, w = rgb.shape[0] // 2 * 2, rgb.shape[1] // 2 * 2
+    return np.asarray(Image.fromarray(rgb[:h, :w]).reduce(2))
+
+
+def half_density(small: np.ndarray, stain: Stain) -> np.ndarray:
+    """float32[h, w, 3] optical density of a `half_size` picture against the slide's background."""
+    levels = np.arange(256, dtype=np.float32)
+    density = np.empty(small.shape, np.float32)
+    for channel, background in enumerate(stain.background):
+        table = np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32)
+        density[..., channel] = table[small[..., channel]]
+    return density
+
+
+def candidates(density: np.ndarray, stain: Stain, mpp: float) -> list[tuple[float, float, float]]:
+    """(x, y, nucleus um2) of stained bodies that may be nuclei, in full-resolution pixels; from `half_density`."""
+    pixel = 2 * mpp  # um
+    stained = ndimage.binary_opening(nuclear_mask(density, stain))
+    if not stained.any():
+        return []
+    groups = label(ndimage.binary_dilation(stained, iterations=max(1, round(LOBE_GAP_UM / pixel / 2)))) * stained
+    areas = np.bincount(groups.ravel()) * pixel**2
+    low, high = NUCLEUS_AREA_UM2
+    wanted = [k for k in range(1, len(areas)) if low <= areas[k] <= high]
+    boxes = ndimage.find_objects(groups)
+    found = []
+    for k in wanted:
+        rows, columns = boxes[k - 1]
+        middle = (columns.start + columns.stop), (rows.start + rows.stop)  # halves cancel: centre at full resolution
+        found.append((float(middle[0]), float(middle[1]), float(areas[k])))
+    return found
+
+
+def white_cells(rgb: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[FoundCell]:
+    """The white cells whose centre lies in `core`; boxes in pixels of `rgb`.
+
+    Args:
+        rgb: uint8[h, w, 3], the tile with its halo.
+        density: its `half_density`.
+    """
+    half = 2 * round(WINDOW_UM / mpp / 2)
+    reach = REACH_UM / mpp
+    found: list[FoundCell] = []
+    for x, y, area in sorted(candidates(density, stain, mpp), key=lambda c: (-c[2], c[1], c[0])):
+        if not (core.left - reach <= x < core.right + reach and core.top - reach <= y < core.bottom + reach):
+            continue
+        box = _outline(rgb, round(x), round(y), half)
+        if box is None or not CELL_SIDE_UM[0] <= max(box.width, box.height) * mpp <= CELL_SIDE_UM[1]:
+            continue
+        if not any(_same(box, other.box) for other in found):
+            found.append(FoundCell(box, area))
+    return [cell for cell in found if owns(core, cell.box)]
+
+
+def _outline(rgb: np.ndarray, x: int, y: int, half: int) -> Box | None:
+    """Box of the cell whose nucleus covers (x, y), or lies nearest to it within a quarter of the window."""
+    left, top = max(x - half, 0), max(y - half, 0)
+    window = rgb[top : y + half, left : x + half]
+    cell = segment.cell_at(window, x - left, y - top)
+    if cell is None:
+        return None
+    box = cell.box
+    return Box(box.left + left, box.top + top, box.right + left, box.bottom + top)
+
+
+def _same(a: Box, b: Box) -> bool:
+    """Two outlines of one cell: more than half of the smaller lies in the other."""
+    shared = Box(max(a.left, b.left), max(a.top, b.top), min(a.right, b.right), min(a.bottom, b.bottom))
+    return shared.width > 0 and shared.height > 0 and shared.area > 0.5 * min(a.area, b.area)
+
+
+def owns(core: Box, box: Box) -> bool:
+    """Whether the centre of `box` lies in `core`, left and top edge included."""
+    x, y = box.left + box.right, box.top + box.bottom
+    return 2 * core.left <= x < 2 * core.right and 2 * core.top <= y < 2 * core.bottom
+
+
+def red_cells(density: np.ndarray, stain: Stain, mpp: float) -> RedCells:
+    """Red cells of a picture from its `half_density`: blobs of their size, touching ones apart."""
+    pixel = 4 * mpp  # a quarter of the resolution is enough for bodies of 7 um
+    h, w = density.shape[0] // 2, density.shape[1] // 2
+    masks = np.stack([density.sum(-1) > stain.cell, nuclear_mask(density, stain)])[:, : 2 * h, : 2 * w]
+    quarters = masks.reshape(2, h, 2, w, 2).sum((2, 4))
+    cells, nuclei = quarters[0] >= 2, quarters[1] >= 2
+    holes, count = ndimage.label(~cells)
+    if count:
+        small = np.bincount(holes.ravel()) * pixel**2 < 0.45 * np.pi / 4 * RED_DIAMETER_UM**2  # pale centres
+        small[0] = False
+        cells |= small[holes]
+    cells &= ~ndimage.binary_dilation(nuclei, iterations=max(1, round(2.5 / pixel)))
+    radius = RED_DIAMETER_UM / 2 / pixel
+    scale = 0.6 * radius
+    blobs = -ndimage.gaussian_laplace(cells.astype(np.float32), scale) * scale**2
+    peaks = peak_local_max(blobs, min_distance=max(1, round(0.6 * radius)), threshold_abs=0.2, exclude_border=False)
+    depth = ndimage.distance_transform_edt(cells)[tuple(peaks.T)]
+    whole = depth > 0.35 * radius  # platelets are flatter
+    if not whole.any():
+        return RedCells(np.zeros((0, 2)), float("nan"))
+    return RedCells(peaks[whole, ::-1] * 4.0 + 2, round(2 * float(np.median(depth[whole])) * pixel, 3))
+
+
+def crop(rgb: np.ndarray, box: Box) -> Image.Image:
+    """The square crop of a cell, by the one geometry of the project, from the pixels around it."""
+    window = crops.crop_window(box)
+    left, top = max(window.left, 0), max(window.top, 0)
+    part = Image.fromarray(rgb[top : window.bottom, left : window.right])
+    return crops.context_crop(part, Box(box.left - left, box.top - top, box.right - left, box.bottom - top))

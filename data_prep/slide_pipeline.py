@@ -1,0 +1,200 @@
+"""The slide job: slides -> tiles with scores -> cells -> classes, as the datasets `slides`, `patches` and `cells`.
+
+OUT/{slides, patches, cells} are whole or absent; OUT/qc/ holds every tile's score, kept or not; OUT/rejects.jsonl names
+each slide that was not kept and each tile that did not decode; OUT/state.json says what all was made from, so that a
+second run finds nothing to do. Tiles below the QC threshold are no faults: they are counted in the identity only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from data_prep import io, qc, slide_table, subtype
+from data_prep.executors import Quarantined, run_units, take_shard
+from data_prep.files import atomic_write, canonical_json, sha256_file
+from data_prep.pipeline import Outcome, code_sha256
+from data_prep.progress import progress
+from data_prep.schema import SCHEMA_VERSION, DataError
+from data_prep.slide_table import SlideRow
+from data_prep.slide_units import UNDECODABLE, BandUnit, Look, LookUnit, band, look
+from data_prep.slide_write import DATASETS, NO_TILES, Done, SlideJob, write_datasets, write_scores
+from data_prep.sources import Reject
+from data_prep.tiling import Grid
+
+BAD_TILES = 0.2  # share of undecodable tiles from which the whole slide is rejected
+NUCLEAR = 0.2  # share of the stained area that is nuclear: smears have up to 0.1, H&E tissue 0.34-0.49 here
+FEW_KEPT = 1 / 3  # of the tiles that are not blank; a smear rich in white cells keeps more
+
+
+def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
+    """Makes the datasets, or finds them made.
+
+    Raises:
+        DataError: an option, table or root that cannot be used, or an identity that does not hold. Slides that cannot
+            be used are rejects of the outcome, also when that is all of them.
+    """
+    if job.root is None:
+        raise DataError("--source slides needs --root, the folder that holds the slides")
+    _check(job)
+    rows = slide_table.load(job.root, job.table, job.seed)
+    work = job.out / ".units"
+    if job.shard:
+        rows = list(take_shard(rows, job.shard))  # hashes, opens and does these only
+        done = _process(job, job.root, rows, _hashes(job.root, rows), work)[0]
+        return Outcome(True, {}, {}, [f"shard {job.shard}: {len(done)} slides done; without --shard the rest follows"])
+    hashes = _hashes(job.root, rows)
+    inputs = _inputs(job, rows, hashes)
+    key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
+    if (done := _up_to_date(job.out, key)) is not None:
+        return done
+    (job.out / "state.json").unlink(missing_ok=True)
+    slides, rejects = _process(job, job.root, rows, hashes, work)
+    write_scores(job.out, slides)
+    slides, refused = _judge(slides)
+    failures = [
+        Reject(f"{slide.look.row.slide_id}:{x}_{y}", f"tile {UNDECODABLE}", error)
+        for slide in slides
+        for x, y, error in slide.failures
+    ]
+    rejects = sorted([*rejects, *refused, *failures], key=lambda reject: (reject.id, reject.reason))
+    lines = write_datasets(job, rows, slides, rejects, inputs, say)
+    atomic_write(job.out / "rejects.jsonl", "".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rejects))
+    ids = {name: io.read_manifest(job.out / name)["content_id"] for name in DATASETS if (job.out / name).is_dir()}
+    rejected = dict(Counter(reject.reason for reject in rejects))
+    atomic_write(job.out / "state.json", canonical_json({"key": key, "content_ids": ids, "rejected": rejected}))
+    shutil.rmtree(work, ignore_errors=True)
+    lines += [f"reject: {reject.detail}" for reject in rejects[:10]]
+    lines += [f"and {len(rejects) - 10} more in {job.out / 'rejects.jsonl'}"] if len(rejects) > 10 else []
+    return Outcome(True, ids, rejected, lines + [f"{name}: {id[:16]}" for name, id in ids.items()])
+
+
+def _check(job: SlideJob) -> None:
+    if job.workers < 1:
+        raise DataError(f"--workers is {job.workers}: give 1 or more")
+    if not 0 <= job.threshold <= 1 or not 0 <= job.min_confidence <= 1:
+        raise DataError("--qc-threshold and --min-confidence are scores: give 0 to 1")
+    if job.grid_offset < 0 or job.grid_offset % 2:
+        raise DataError(f"--grid-offset is {job.grid_offset}: give an even number of pixels, 0 or more")
+    if job.root is not None and job.out.resolve().is_relative_to(job.root.resolve()):
+        raise DataError(f"--out {job.out} lies in --root {job.root}: give a folder outside the slides'")
+    if (job.out / "cells" / io.VERSION / "manifest.json").is_file():
+        there = io.read_manifest(job.out / "cells")["config"].get("source")
+        if there != job.source:
+            raise DataError(f"--out {job.out} holds the datasets of source {there}: give slides another folder")
+
+
+def _hashes(root: Path, rows: Sequence[SlideRow]) -> list[str]:
+    """sha256 of each slide's files."""
+    hashes = []
+    for row in progress(rows, len(rows), "hashing slides"):
+        file = root / row.path
+        parts = [file]
+        if file.suffix.casefold() == ".mrxs":
+            parts += sorted(path for path in file.with_suffix("").rglob("*") if path.is_file())
+        hashes.append(" ".join(map(sha256_file, parts)))
+    return hashes
+
+
+def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str]) -> dict[str, str]:
+    """Name -> sha256 of what is read: all slide files together, what the table says, the classifier."""
+    lines = [f"{row.slide_id}\t{digest}\n" for row, digest in zip(rows, hashes, strict=True)]
+    listed = canonical_json([dataclasses.asdict(row) | {"path": ""} for row in rows])
+    inputs = {"slides": hashlib.sha256("".join(lines).encode()).hexdigest()}
+    inputs["table"] = hashlib.sha256(listed.encode()).hexdigest()
+    return inputs | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
+
+
+def _up_to_date(out: Path, key: str) -> Outcome | None:
+    path = out / "state.json"
+    if not path.is_file():
+        return None
+    state = json.loads(path.read_bytes())
+    ids = state["content_ids"]
+    if state["key"] != key or any(io.verify(out / name) for name in ids):
+        return None
+    if any(io.read_manifest(out / name)["content_id"] != id for name, id in ids.items()):
+        return None
+    lines = [f"up to date: {name} {id[:16]}" for name, id in ids.items()]
+    return Outcome(False, ids, state["rejected"], lines or [NO_TILES])
+
+
+def _process(
+    job: SlideJob, root: Path, rows: Sequence[SlideRow], hashes: Sequence[str], work: Path
+) -> tuple[list[Done], list[Reject]]:
+    """All slides through all their bands, in the order of the rows whatever the workers' order."""
+    looks: dict[int, Look] = {}
+    rejects: list[Reject] = []
+    units = [LookUnit(root, row) for row in rows]
+    for number, seen in progress(run_units(look, units, job.workers), len(units), "opening slides"):
+        if isinstance(seen, Look):
+            looks[number] = seen
+        else:
+            rejects.append(_died(rows[number], seen) if isinstance(seen, Quarantined) else seen)
+    slides = [Done(looks[n], Grid(*looks[n].size, job.grid_offset), {}) for n in sorted(looks)]
+    bands = [(slide, number) for slide in slides for number in range(slide.grid.bands)]
+    code = code_sha256()
+    keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in zip(rows, hashes, strict=True)}
+    jobs = [
+        BandUnit(
+            root,
+            slide.look,
+            slide.grid,
+            number,
+            work / f"{keys[slide.look.row.slide_id]}.{number:05d}",
+            job.threshold,
+        )
+        for slide, number in bands
+    ]
+    dead: dict[str, Reject] = {}
+    for number, report in progress(run_units(band, jobs, job.workers, job.beam), len(jobs), "tiles, bands"):
+        slide = bands[number][0]
+        if isinstance(report, Quarantined):
+            dead[slide.look.row.slide_id] = _died(slide.look.row, report)
+        else:
+            slide.reports[bands[number][1]] = report
+    return [slide for slide in slides if slide.look.row.slide_id not in dead], [*rejects, *dead.values()]
+
+
+def _unit_key(job: SlideJob, row: SlideRow, digest: str, code: str) -> str:
+    """The name of a slide's unit files: over all that decides their content, and over no other slide."""
+    parts = [SCHEMA_VERSION, job.config(), dataclasses.asdict(row), digest, code]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:24]
+
+
+def _died(row: SlideRow, fate: Quarantined) -> Reject:
+    return Reject(row.slide_id, "worker died", f"{row.path}: {fate.reason}")
+
+
+def _judge(slides: Sequence[Done]) -> tuple[list[Done], list[Reject]]:
+    """Slides that can be used, and why the others cannot."""
+    kept, rejects = [], []
+    for slide in slides:
+        if verdict := _verdict(slide):
+            rejects.append(Reject(slide.look.row.slide_id, verdict[0], f"{slide.look.row.path}: {verdict[1]}"))
+        else:
+            kept.append(slide)
+    return kept, rejects
+
+
+def _verdict(slide: Done) -> tuple[str, str] | None:
+    """(reason, sentence) why a slide is not used, or None."""
+    tiles, bad = slide.tiles, len(slide.failures)
+    if bad > BAD_TILES * (len(tiles) + bad):
+        return UNDECODABLE, f"{bad} of {len(tiles) + bad} tiles do not decode ({slide.failures[0][2]}): copy it again"
+    reasons = Counter(tile.reason for tile in tiles if tile.reason)
+    shown = [tile for tile in tiles if tile.reason != qc.BLANK]
+    stained = sum(1 - tile.parts["background"] for tile in shown)
+    nuclear = sum(tile.parts["nuclear stain"] for tile in shown)
+    if nuclear > NUCLEAR * stained and slide.kept <= FEW_KEPT * len(shown):
+        share = f"{nuclear / stained:.0%} of what is stained is nuclear and {slide.kept} of {len(shown)} tiles are good"
+        return "not a blood smear", f"{share}, as in tissue: take it out of the table"
+    if not slide.kept:
+        parts = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items())) or "none is whole"
+        return NO_TILES, f"{NO_TILES} of {len(tiles)} ({parts}): scan it again, or see the scores in qc/"
+    return None

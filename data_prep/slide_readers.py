@@ -1,0 +1,233 @@
+"""The readers of slide files behind one interface: OpenSlide, tifffile segment by segment, Pillow for plain pictures."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import openslide
+from PIL import Image
+
+from data_prep.schema import DataError
+
+TIFF_SUFFIXES = (".tif", ".tiff")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES)
+VENDOR_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".dcm", ".vms", ".vmu", ".bif", ".svslide", ".zvi", ".czi")
+SLIDE_SUFFIXES = (*VENDOR_SUFFIXES, *PICTURE_SUFFIXES)
+PICTURE_PIXELS = 400_000_000  # a plain picture is decoded whole: 1.2 GB
+DECODE_ERRORS = (openslide.OpenSlideError, OSError, ValueError, SyntaxError, RuntimeError)
+
+
+class Pixels(Protocol):
+    """One opened file. `read` gives uint8[h, w, 3 or 4]; what lies outside the slide may be anything."""
+
+    name: str
+    size: tuple[int, int]
+    levels: int
+    properties: Mapping[str, str]
+    icc: bytes
+
+    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray: ...
+
+    def thumbnail(self, side: int) -> Image.Image: ...
+
+    def close(self) -> None: ...
+
+
+def on_white(pixels: np.ndarray) -> np.ndarray:
+    """uint8[h, w, 3] from uint8[h, w, 3 or 4], straight alpha laid on white (an unscanned area is not black)."""
+    if pixels.shape[2] == 3:
+        return pixels
+    alpha = pixels[..., 3:]
+    if alpha.min() == 255:
+        return np.ascontiguousarray(pixels[..., :3])
+    weight = alpha.astype(np.uint16)
+    return ((pixels[..., :3] * weight + 255 * (255 - weight) + 127) // 255).astype(np.uint8)
+
+
+def open_pixels(path: Path) -> Pixels:
+    """The first reader that opens the file. Raises DataError with one sentence on what to do."""
+    if not path.is_file():
+        raise DataError(f"slide {path} is not a file: correct its path in the table")
+    if path.stat().st_size == 0:
+        raise DataError(f"slide {path} is empty (0 bytes): copy it again")
+    suffix = path.suffix.casefold()
+    if suffix == ".mrxs":
+        _check_mrxs(path)
+    refused = ""
+    if suffix not in PICTURE_SUFFIXES or suffix in TIFF_SUFFIXES:
+        try:
+            return OpenSlidePixels(path)
+        except openslide.OpenSlideUnsupportedFormatError:
+            refused = "not a format OpenSlide knows"
+        except openslide.OpenSlideError as error:
+            refused = f"OpenSlide {openslide.__library_version__}: {error}"
+    readers: list[Callable[[Path], Pixels]] = [TiffPixels] if _is_tiff(path) else []
+    readers += [PicturePixels] if suffix in PICTURE_SUFFIXES else []
+    for reader in readers:
+        try:
+            return reader(path)
+        except (*DECODE_ERRORS, ImportError, LookupError, Image.DecompressionBombError) as error:
+            refused += f"{'; ' if refused else ''}{reader.__name__}: {error}"
+    raise DataError(f"slide {path} does not open ({refused}): copy it again, or convert it to a tiled TIFF")
+
+
+def _check_mrxs(path: Path) -> None:
+    folder = path.with_suffix("")
+    if not (folder / "Slidedat.ini").is_file():
+        raise DataError(f"slide {path} needs the folder {folder.name}/ with Slidedat.ini beside it: copy both")
+
+
+def _is_tiff(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+class OpenSlidePixels:
+    """OpenSlide: vendor formats and tiled TIFF. Reads are composited over the slide's bounds as they are."""
+
+    name = "openslide"
+
+    def __init__(self, path: Path) -> None:
+        self._slide = openslide.OpenSlide(path)
+        self._slide.set_cache(openslide.OpenSlideCache(64 * 2**20))
+        self.size = self._slide.dimensions
+        self.levels = self._slide.level_count
+        self.properties: Mapping[str, str] = dict(self._slide.properties)
+        profile = self._slide.color_profile
+        self.icc = profile.tobytes() if profile else b""
+
+    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+        return np.asarray(self._slide.read_region((x, y), 0, (w, h)))
+
+    def thumbnail(self, side: int) -> Image.Image:
+        level = self._slide.get_best_level_for_downsample(max(self.size) / side)
+        if max(self._slide.level_dimensions[level]) <= 4 * side + 64:
+            picture = self._slide.read_region((0, 0), level, self._slide.level_dimensions[level])
+            picture.thumbnail((side, side))
+            return picture
+        return strided_thumbnail(self.read, self.size, side)
+
+    def close(self) -> None:
+        self._slide.close()
+
+
+def strided_thumbnail(
+    read: Callable[[int, int, int, int], np.ndarray], size: tuple[int, int], side: int
+) -> Image.Image:
+    """A thumbnail of a slide without a small enough level, block by block."""
+    factor = max(1, math.ceil(max(size) / side))
+    block = max(factor, 2048 // factor * factor)
+    out = Image.new("RGB", (max(1, size[0] // factor), max(1, size[1] // factor)), "white")
+    for y in range(0, size[1], block):
+        for x in range(0, size[0], block):
+            w, h = min(block, size[0] - x), min(block, size[1] - y)
+            if w >= factor and h >= factor:
+                part = Image.fromarray(on_white(read(x, y, w, h)))
+                out.paste(part.reduce(factor), (x // factor, y // factor))
+    return out
+
+
+class TiffPixels:
+    """tifffile on page 0, segment by segment: striped, JPEG-2000 and OME TIFF. Codecs beyond zlib and LZW need the
+    extra `formats` (imagecodecs)."""
+
+    name = "tifffile"
+
+    def __init__(self, path: Path) -> None:
+        import tifffile
+
+        self._file = tifffile.TiffFile(path)
+        self._page = page = self._file.pages.first
+        channels = page.shape[-1] if len(page.shape) == 3 else 1
+        if page.dtype != np.uint8 or channels not in (1, 3, 4) or page.planarconfig not in (None, 1):
+            raise DataError(f"{path.name} has {page.dtype} pixels of shape {page.shape}: 8-bit RGB is read")
+        self.size = (page.imagewidth, page.imagelength)
+        self.levels = len(self._file.series[0].levels)
+        unit = {2: "inch", 3: "centimeter"}.get(int(_tag(page, "ResolutionUnit") or 0), "")
+        self.properties: Mapping[str, str] = {"openslide.vendor": "tiff", "tiff.ResolutionUnit": unit}
+        if (resolution := _tag(page, "XResolution")) and resolution[1]:
+            self.properties |= {"tiff.XResolution": str(resolution[0] / resolution[1])}
+        profile = _tag(page, "InterColorProfile")
+        self.icc = bytes(profile) if profile else b""
+        self.read(0, 0, 1, 1)  # a codec that is not installed shows here
+
+    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+        page = self._page
+        across, down = (page.tilewidth, page.tilelength) if page.is_tiled else (page.imagewidth, page.rowsperstrip)
+        columns = -(-page.imagewidth // across)
+        out = np.full((h, w, 3), 255, np.uint8)
+        for row in range(y // down, -(-(y + h) // down)):
+            for column in range(x // across, -(-(x + w) // across)):
+                index = row * columns + column
+                self._file.filehandle.seek(page.dataoffsets[index])
+                raw = self._file.filehandle.read(page.databytecounts[index])
+                segment = page.decode(raw, index, jpegtables=page.jpegtables)[0] if raw else None
+                if segment is None:
+                    continue  # a tile that was never written
+                block = on_white(np.broadcast_to(segment[0], (*segment.shape[1:3], max(segment.shape[3], 3))))
+                left, top = column * across, row * down
+                x0, y0 = max(x, left), max(y, top)
+                x1, y1 = min(x + w, left + block.shape[1]), min(y + h, top + block.shape[0])
+                out[y0 - y : y1 - y, x0 - x : x1 - x] = block[y0 - top : y1 - top, x0 - left : x1 - left]
+        return out
+
+    def thumbnail(self, side: int) -> Image.Image:
+        return strided_thumbnail(self.read, self.size, side)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _tag(page: Any, name: str) -> Any:
+    tag = page.tags.get(name)
+    return tag.value if tag else None
+
+
+class PicturePixels:
+    """A plain picture (PNG, JPEG, BMP, striped TIFF), decoded whole."""
+
+    name = "pillow"
+
+    def __init__(self, path: Path) -> None:
+        with Image.open(io.BytesIO(path.read_bytes())) as image:
+            if image.width * image.height > PICTURE_PIXELS:
+                raise DataError(f"a plain picture of {image.width}x{image.height} px is too large; use a tiled TIFF")
+            self.icc = image.info.get("icc_profile") or b""
+            transparent = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+            self._pixels = np.asarray(image.convert("RGBA" if transparent else "RGB"))
+        self.size = (self._pixels.shape[1], self._pixels.shape[0])
+        self.levels = 1
+        self.properties: Mapping[str, str] = {"openslide.vendor": "picture"}
+
+    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+        return self._pixels[y : y + h, x : x + w]
+
+    def thumbnail(self, side: int) -> Image.Image:
+        return strided_thumbnail(self.read, self.size, side)
+
+    def close(self) -> None:
+        self._pixels = np.empty((0, 0, 3), np.uint8)
+
+
+def reader_difference(path: Path, side: int = 256) -> float | None:
+    """Largest mean absolute difference, in grey levels, of three places read by OpenSlide and by tifffile; None where
+    only one of them reads the file. Readers have failed by wrong colours or zeros without any error."""
+    try:
+        readers = (OpenSlidePixels(path), TiffPixels(path))
+    except (*DECODE_ERRORS, ImportError, LookupError):
+        return None
+    width, height = readers[0].size
+    w, h = min(side, width), min(side, height)
+    worst = 0.0
+    for k in range(3):
+        x, y = (width - w) * k // 2, (height - h) * k // 2
+        first, second = (on_white(reader.read(x, y, w, h)).astype(np.int16) for reader in readers)
+        worst = max(worst, float(np.abs(first - second).mean()))
+    for reader in readers:
+        reader.close()
+    return worst

@@ -1,0 +1,224 @@
+"""`pbs data report`: one HTML page on a slide job. Per slide: thumbnail, QC map, kept grid, differential, white cells;
+over all: warnings first, the identities, the score histogram and a gallery of rejected tiles per reason.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from data_prep import charts, differential, html, qc
+from data_prep.datasets import read_cells
+from data_prep.files import atomic_write
+from data_prep.io import read_manifest
+from data_prep.progress import progress
+from data_prep.schema import Cell, DataError, stable_hash
+from data_prep.slide_datasets import Slide, read_slides
+from data_prep.slide_write import scores_file
+from data_prep.slides import open_slide
+
+THUMBNAIL = 440  # px, longer side
+PER_REASON = 8  # rejected tiles shown of each reason
+CELLS_SHOWN = 18  # per slide
+SLIDES_SHOWN = 40  # a page with more would not open
+BAD, MIDDLE, GOOD = (178, 24, 43), (247, 230, 160), (33, 102, 172)  # QC map: 0, 0.5, 1; safe for the colour-blind
+
+
+def write_report(out: Path, root: Path, target: Path) -> Path:
+    """Writes the page for the datasets under `out`, made from the slide files under `root`; returns `target`.
+
+    Raises:
+        DataError: `out` holds no slide job.
+    """
+    if not (out / "state.json").is_file() or not (out / "qc").is_dir():
+        raise DataError(f"{out} holds no slide job: run `pbs data run --source slides` with this --out first")
+    slides = list(read_slides(out)) if (out / "slides").is_dir() else []
+    rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    scores = {path.stem: json.loads(path.read_bytes()) for path in sorted((out / "qc").glob("*.json"))}
+    cells: dict[str, list[Cell]] = {}
+    if (out / "cells").is_dir():
+        for cell in read_cells(out):
+            cells.setdefault(cell.slide_id, []).append(cell)
+    sections = [
+        html.Section("Identity", _identity(out, slides, rejects), "What went in, what was kept, and why not the rest."),
+        html.Section("Quality", _quality(scores.values(), root), "Scores of all tiles, kept at 0.5 and above."),
+    ]
+    shown = sorted(slides, key=lambda slide: stable_hash("report", slide.slide_id))[:SLIDES_SHOWN]
+    shown.sort(key=lambda slide: slide.slide_id)
+    for slide in progress(shown, len(shown), "report, slides"):
+        score = json.loads(scores_file(out, slide.slide_id).read_bytes())
+        sections.append(
+            html.Section(f"Slide {slide.slide_id}", _slide(slide, score, root, cells.get(slide.slide_id, [])))
+        )
+    reasons = {reject["id"]: reject for reject in rejects}
+    for id in sorted(reasons.keys() & {unquote(name) for name in scores})[:SLIDES_SHOWN]:
+        score = scores[quote(id, safe="")]
+        sections.append(html.Section(f"Rejected: {id}", _maps(score, root, []), reasons[id]["detail"]))
+    kept = sum(slide.tiles_kept for slide in slides)
+    note = f", {len(shown)} of {len(slides)} slides shown" if len(shown) < len(slides) else ""
+    page = html.render_page(
+        "Slides",
+        sections,
+        subtitle=f"{len(slides)} slides, {kept} tiles, {sum(map(len, cells.values()))} white cells{note}",
+        warnings=_warnings(slides, rejects),
+    )
+    atomic_write(target, page)
+    return target
+
+
+def _warnings(slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> list[str]:
+    lines = [reject["detail"] for reject in rejects[:12]]
+    lines += [f"and {len(rejects) - 12} more in rejects.jsonl"] if len(rejects) > 12 else []
+    for slide in slides:
+        if slide.details.get("scale_note"):
+            lines.append(f"{slide.slide_id}: {slide.details['scale_note']}")
+        red = slide.details.get("red_cell_um", 0.0)
+        if red and not 4.5 <= red <= 9.5:
+            lines.append(
+                f"{slide.slide_id}: red cells measure {red:.1f} um at {slide.mpp:g} um/px; is the scale right?"
+            )
+    return lines
+
+
+def _identity(out: Path, slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> str:
+    rows = []
+    for name in ("slides", "patches", "cells"):
+        if (out / name).is_dir():
+            manifest = read_manifest(out / name)
+            identity = manifest["identity"]
+            lost = ", ".join(f"{n} {reason}" for reason, n in sorted(identity["rejected"].items())) or "none"
+            rows.append([name, identity["in"], identity["kept"], lost, manifest["content_id"][:16]])
+    if not rows:
+        reasons = Counter(reject["reason"] for reject in rejects)
+        lost = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items()))
+        rows.append(["slides", len(rejects), 0, lost, "nothing was written"])
+    return html.table(rows, ["dataset", "in", "kept", "rejected", "content id"])
+
+
+def _quality(scores: Iterable[Mapping[str, Any]], root: Path) -> str:
+    """Histogram of the scores, counts per reason, and examples of each reason."""
+    by_reason: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    values = []
+    for slide in scores:
+        for tile in slide["tiles"]:
+            values.append(tile["score"])
+            if tile["reason"]:
+                by_reason.setdefault(tile["reason"], []).append((slide["path"], tile))
+    total = max(len(values), 1)
+    counts, edges = np.histogram(values, np.linspace(0, 1, 11))
+    bars = [
+        charts.Bar(f"{edges[k]:.1f}-{edges[k + 1]:.1f}", int(n) / total, strong=edges[k] >= qc.THRESHOLD)
+        for k, n in enumerate(counts)
+    ]
+    parts = [charts.interval_bars(bars, f"QC score of {len(values)} tiles, share", x_max=max(max(counts) / total, 0.1))]
+    for reason, found in sorted(by_reason.items()):
+        parts.append(f"<h3>{escape(f'{reason}: {len(found)} tiles')}</h3>")
+        chosen = sorted(found, key=lambda item: stable_hash("gallery", item[0], item[1]["x"], item[1]["y"]))
+        pictures = [
+            (data, f"{tile['score']:.2f} at {tile['x']}, {tile['y']}")
+            for path, tile in chosen[:PER_REASON]
+            if (data := _tile(root / path, tile))
+        ]
+        parts.append(html.image_grid(pictures, 112))
+    return "".join(parts)
+
+
+def _tile(path: Path, tile: Mapping[str, Any]) -> bytes:
+    """A small JPEG of a rejected tile, read again from its slide; b"" when that cannot be read any more."""
+    try:
+        with open_slide(path) as slide:
+            return _jpeg(Image.fromarray(slide.read(tile["x"], tile["y"], 512, 512)).resize((160, 160)))
+    except DataError:
+        return b""
+
+
+def _jpeg(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def _slide(slide: Slide, score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> str:
+    facts = (
+        f"{slide.width}x{slide.height} px, {slide.mpp:g} um/px ({slide.mpp_source}), split {slide.split}, "
+        f"{slide.tiles_kept} of {slide.tiles_in} tiles, {len(cells)} white and {slide.details['red_cells']} red cells. "
+        + differential.sentence(slide.counts)
+    )
+    shares = differential.shares(slide.counts)
+    bars = [charts.Bar(s.label, s.percent / 100, s.low / 100, s.high / 100, strong=True) for s in shares]
+    chart = charts.interval_bars(bars, "Differential with 95 % Wilson intervals") if bars else ""
+    chosen = sorted(cells, key=lambda cell: stable_hash("mosaic", cell.cell_id))[:CELLS_SHOWN]
+    chosen.sort(key=lambda cell: (cell.label, -cell.confidence))
+    named = [(cell.image, f"{cell.label} {cell.confidence:.2f}" if cell.label else "not named") for cell in chosen]
+    return html.paragraph(facts) + _maps(score, root, cells) + chart + html.image_grid(named, 84)
+
+
+def _maps(score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> str:
+    """Thumbnail, QC map and kept grid side by side."""
+    try:
+        with open_slide(root / score["path"]) as opened:
+            thumbnail = opened.thumbnail(THUMBNAIL)
+    except DataError as error:
+        return html.notice(str(error), "warning")
+    return html.columns(
+        [
+            _picture(thumbnail, "thumbnail"),
+            _picture(qc_map(thumbnail, score), "QC map: red 0, yellow 0.5, blue 1"),
+            _picture(_dots(kept_grid(thumbnail, score), cells, score), "kept tiles; dots are white cells"),
+        ]
+    )
+
+
+def _picture(picture: Image.Image, caption: str) -> str:
+    shown = html.image(_jpeg(picture), caption, picture.width, picture.height)
+    return f"<figure>{shown}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _dots(picture: Image.Image, cells: Sequence[Cell], score: Mapping[str, Any]) -> Image.Image:
+    draw, factor = ImageDraw.Draw(picture), picture.width / score["size"][0]
+    for cell in cells:
+        x, y = (cell.bbox.left + cell.bbox.right) / 2 * factor, (cell.bbox.top + cell.bbox.bottom) / 2 * factor
+        draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=(90, 20, 140))
+    return picture
+
+
+def qc_map(thumbnail: Image.Image, score: Mapping[str, Any]) -> Image.Image:
+    """The thumbnail in grey under the scores of its tiles (paper Fig. 5); tiles that did not decode are black."""
+    picture = thumbnail.convert("L").convert("RGB")
+    draw, factor = ImageDraw.Draw(picture, "RGBA"), picture.width / score["size"][0]
+    for tile in score["tiles"]:
+        draw.rectangle(_square(tile["x"], tile["y"], score["side"], factor), fill=(*_colour(tile["score"]), 165))
+    for x, y, _ in score["failures"]:
+        draw.rectangle(_square(x, y, score["side"], factor), fill=(0, 0, 0, 255))
+    return picture
+
+
+def kept_grid(thumbnail: Image.Image, score: Mapping[str, Any]) -> Image.Image:
+    """The thumbnail, paler where tiles were not kept, with the kept ones outlined."""
+    picture = Image.blend(thumbnail, Image.new("RGB", thumbnail.size, "white"), 0.65)
+    draw, factor = ImageDraw.Draw(picture), picture.width / score["size"][0]
+    for tile in score["tiles"]:
+        if not tile["reason"]:
+            square = _square(tile["x"], tile["y"], score["side"], factor)
+            picture.paste(thumbnail.crop(square), square[:2])
+            draw.rectangle(square, outline=(91, 63, 158))
+    return picture
+
+
+def _square(x: int, y: int, side: int, factor: float) -> tuple[int, int, int, int]:
+    return (round(x * factor), round(y * factor), round((x + side) * factor), round((y + side) * factor))
+
+
+def _colour(score: float) -> tuple[int, int, int]:
+    low, high, part = (BAD, MIDDLE, 2 * score) if score < 0.5 else (MIDDLE, GOOD, 2 * score - 1)
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+    return red, green, blue

@@ -1,0 +1,224 @@
+"""Checkpoints that answer, and a picture made ready for them: visual tokens read once, then any number of questions.
+
+Which checkpoint answers: a slide goes to phase 4 where one is given; else each white cell goes to phase 3 and the answer is
+what most of them say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import picture as pictures
+from data_prep.io import read_manifest
+from data_prep.picture import Picture, Preparation
+from data_prep.schema import QA, QUESTION_TYPES, DataError, check_options, question_id
+from pbs_jax.ask import evidence
+from pbs_jax.decode.answer import Answerer, load_answerer
+from pbs_jax.decode.generate import GREEDY, Prefix
+from pbs_jax.decode.sampling import Sampling
+from pbs_jax.decode.slide_answer import SlideAnswerer, load_slide_answerer
+from pbs_jax.train import handover
+
+BATCH = 8  # rows of the language model: few questions at a time
+MOST_CELLS = 64  # of a field or slide that phase 3 is asked about, evenly over all
+ENDINGS = {"\nAnswer with only true or false.": "true_false", "\nAnswer in no more than 10 words.": "fill_blank"}
+STAND_IN = (
+    "stand-in model of size {size}: supervised on cell labels, it answers from the closed list of its training questions; "
+    "it is not PBS-VL"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One question's answer. `votes`: how many cells said what (empty for one cell or a slide model); `cells`: each asked
+    cell's own answer by cell id."""
+
+    question: str
+    question_type: str
+    options: tuple[str, ...]
+    text: str
+    votes: dict[str, int] = dataclasses.field(default_factory=dict)
+    cells: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """For people: the option's text beside its letter, and how many cells agree."""
+        text = self.text or "(no answer)"
+        if self.options and len(text) == 1 and 0 <= ord(text) - 65 < len(self.options):
+            text = f"{text}. {self.options[ord(text) - 65]}"
+        total = sum(self.votes.values())
+        return f"{text} ({self.votes[self.text]} of {total} cells)" if total > 1 else text
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The loaded checkpoints: `cell` a phase 3, `slide` a phase 4, `classify` the head of phase 0a."""
+
+    cell: Answerer | None
+    slide: SlideAnswerer | None
+    backbone: Path | None
+    alignment: Path | None
+    classify: pictures.Classify | None
+    prepare: Preparation
+    size: str
+    name: str
+
+    @property
+    def served(self) -> str:
+        """The model's name in /v1/models."""
+        return f"pbs-{self.size}"
+
+    @property
+    def remark(self) -> str:
+        """What must be said with every answer of a small model; "" for 7b."""
+        return "" if self.size == "7b" else STAND_IN.format(size=self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A picture that questions can be asked about. `asked`: the cells that phase 3 answers for; `bag`: a slide's patches."""
+
+    picture: Picture
+    answerer: Answerer
+    prefix: Prefix
+    asked: list[int]
+    bag: Any = None
+
+    @property
+    def level(self) -> str:
+        return "slide" if self.bag is not None else "cell"
+
+
+def load_models(checkpoints: Sequence[Path]) -> Models:
+    """Finished phases 3 and 4, and what they need: phase 4's patches come through a phase 2, cells are named by a phase 0a.
+
+    Each workdir says itself which phase it is; a phase 3 or 2 names its backbone. Raises DataError.
+    """
+    found: dict[str, Path] = {}
+    for workdir in checkpoints:
+        phase = handover.read(workdir, ("cell_qa", "slide_qa", "cell_patch_alignment", "backbone"))["phase"]
+        if phase in found:
+            raise DataError(f"--checkpoint {found[phase]} and {workdir} are both of phase {phase}: give one")
+        found[phase] = workdir
+    answering = [found[phase] for phase in ("cell_qa", "slide_qa") if phase in found]
+    if not answering:
+        raise DataError(f"--checkpoint {', '.join(map(str, checkpoints))}: none is of phase cell_qa or slide_qa")
+    contents = {phase: handover.read(workdir) for phase, workdir in found.items()}
+    named = [contents[p]["facts"].get("backbone") for p in ("cell_qa", "cell_patch_alignment") if p in contents]
+    backbone = found.get("backbone") or next((Path(path) for path in named if path), None)
+    cell = load_answerer(found["cell_qa"], BATCH) if "cell_qa" in found else None
+    slide = load_slide_answerer(found["slide_qa"], BATCH) if "slide_qa" in found else None
+    if slide is not None and slide.features["kind"] == "phase2" and "cell_patch_alignment" not in found:
+        raise DataError(f"{found['slide_qa']} reads phase-2 features: give that phase 2 as another --checkpoint")
+    if slide is not None and backbone is None:
+        raise DataError(f"{found['slide_qa']} names no backbone: give its phase 0a as another --checkpoint")
+    classify = None
+    if backbone is not None and "head" in handover.read(backbone)["trees"]:
+        classify = pictures.classifier(backbone)
+    first = contents["cell_qa" if cell else "slide_qa"]
+    return Models(
+        cell,
+        slide,
+        backbone,
+        found.get("cell_patch_alignment"),
+        classify,
+        _preparation(Path(contents["cell_qa"]["config"]["data"]["root"])) if cell else Preparation(),
+        first["facts"]["size"],
+        " + ".join(f"{handover.read(w)['phase']} {w.name} step {handover.read(w)['step']}" for w in answering),
+    )
+
+
+def _preparation(root: Path) -> Preparation:
+    """How the crops of a checkpoint's training data were made. Raises DataError when that cannot be said or redone."""
+    manifest = read_manifest(root / "cells")
+    geometry, colour = manifest["details"].get("geometry"), manifest["config"].get("color_enhance")
+    if not geometry or colour is None:
+        raise DataError(f"{root}/cells does not say its crop geometry and colour: make it anew with `pbs data run`")
+    return Preparation(geometry, float(colour))
+
+
+def ready(picture: Picture, models: Models) -> Ready:
+    """Encodes the picture and lets the language model read it. Raises DataError when no checkpoint fits its kind."""
+    if picture.kind == "slide" and models.slide is not None:
+        bag = _bag(picture, models)
+        return Ready(picture, models.slide, models.slide.read(models.slide.encode([bag.encode()])), [], bag)
+    if models.cell is None:
+        raise DataError(
+            f"{picture.name} is a {picture.kind}: a phase-4 checkpoint reads slides; give a phase 3 as well"
+        )
+    asked = np.unique(np.linspace(0, len(picture.cells) - 1, min(MOST_CELLS, len(picture.cells))).astype(int)).tolist()
+    visual = models.cell.encode([picture.cells[k].image for k in asked])
+    return Ready(picture, models.cell, models.cell.read(visual), asked)
+
+
+def _bag(picture: Picture, models: Models) -> Any:
+    from pbs_jax.data.slide_features import write_slide_features
+
+    assert models.slide is not None and models.backbone is not None and picture.folder is not None
+    with_phase2 = models.slide.features["kind"] == "phase2"
+    write_slide_features(picture.folder, models.backbone, models.alignment if with_phase2 else None, picture.folder)
+    bags = models.slide.open_bags(picture.folder, "test")
+    return bags[bags.ids[0]]
+
+
+def as_question(text: str, options: Sequence[str] = (), kind: str = "auto", level: str = "cell") -> QA:
+    """A QA without a known answer. kind "auto": options make it multiple choice, a leading "(True/False)" true/false, a
+    leading "describe" or "explain" open, anything else fill in the blank. Raises DataError for what cannot be asked."""
+    text = text.strip()
+    if not text or len(text) > 1000:
+        raise DataError(f"a question has 1 to 1000 characters, this one {len(text)}")
+    if options:
+        check_options(options, options[0], f'question "{text}"')
+        if len(options) > 26:
+            raise DataError(f'question "{text}" has {len(options)} options: give at most 26')
+    if kind == "auto":
+        spoken = re.match(r"(describe|explain|summari[sz]e)\b", text, re.IGNORECASE)
+        told = re.match(r"\(?true\s*/\s*false\)?", text, re.IGNORECASE)
+        kind = "multiple_choice" if options else "true_false" if told else "open" if spoken else "fill_blank"
+    if kind not in QUESTION_TYPES:
+        raise DataError(f'question type "{kind}" is unknown: use auto, {", ".join(QUESTION_TYPES)}')
+    if kind == "multiple_choice" and not options:
+        raise DataError(f'question "{text}" is multiple choice without options')
+    return QA(question_id("asked", text, *options), "", level, "id", "test", "", kind, text, "", tuple(options))
+
+
+def released_question(text: str) -> QA:
+    """A question from its prompt: the paper prompt set's endings say its type and its options (data_prep.prompts)."""
+    stem, mark, listed = text.strip().partition("\nOptions:\n")
+    if mark and (options := re.findall(r"^[A-Z]\. (.+)$", listed, re.MULTILINE)):
+        return as_question(stem, options)
+    for ending, kind in ENDINGS.items():
+        if text.strip().endswith(ending):
+            return as_question(text.strip().removesuffix(ending), kind=kind)
+    return as_question(text)
+
+
+def ask(ready: Ready, qa: QA, sampling: Sampling = GREEDY, stop: Sequence[str] = ()) -> Answer:
+    """The answer to one question about a picture; closed questions get one of the allowed answers."""
+    owners = list(range(len(ready.asked) or 1))
+    mode = "letter_likelihood" if sampling.greedy else "generate"
+    count = len(owners)
+    replies = ready.answerer.answer_about(
+        ready.prefix, owners, [qa] * count, [qa.options] * count, mode, sampling=sampling, stop=stop
+    )
+    if count == 1:
+        return Answer(qa.question, qa.question_type, qa.options, replies[0])
+    votes = dict(Counter(replies).most_common())
+    ids = [ready.picture.cells[k].cell_id for k in ready.asked]
+    text = next(iter(votes))
+    return Answer(qa.question, qa.question_type, qa.options, text, votes, dict(zip(ids, replies, strict=True)))
+
+
+def looked_at(ready: Ready, cell: int = 0) -> evidence.Evidence:
+    """Where the model looked: for a slide model its patches, else one cell's tokens (`cell` is its place in the picture)."""
+    if ready.bag is not None:
+        assert isinstance(ready.answerer, SlideAnswerer)
+        return evidence.of_slide(ready.answerer, ready.bag, ready.picture)
+    return evidence.of_cell(ready.answerer, ready.picture.cells[cell])

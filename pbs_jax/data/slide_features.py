@@ -1,0 +1,216 @@
+"""Frozen features of slides' patches: `pbs data features --kind patch|slide|backbone`.
+
+patch     `patch_features`, backbone tokens of every patch with cells: what phase 2 reads
+slide     `slide_features`, one row a patch: phase-2 tokens averaged over the 32 latents (paper 3.4.3); phase 4 reads them
+backbone  the same without phase 2: backbone tokens averaged, the row that phase 2 must beat
+
+Finished slides are kept as unit files, so that a killed run goes on where it was. Everything is keyed by the weights'
+sha256 and the patches' content id: features of others are another dataset. The latter two take a patch's backbone tokens
+from `patch_features` where they lie there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from data_prep.io import TEXT, Features, Unit, array, finalise, open_dataset, read_manifest, write_unit
+from data_prep.progress import progress
+from data_prep.schema import DataError, stable_hash
+from pbs_jax.data.augment import normalise
+from pbs_jax.data.examples import FeatureTable, decode_image
+from pbs_jax.models.perceiver import PerceiverResampler
+from pbs_jax.models.sizes import get_size
+from pbs_jax.models.vit import ViT
+from pbs_jax.train import handover
+from pbs_jax.train.phase import definition
+from pbs_jax.train.state import tree_sha256
+
+Rows = list[dict[str, Any]]
+PATCHES_AT_ONCE = 64  # given to the pooling; the backbone takes as many windows
+SLIDE_FEATURES: dict[str, Any] = {
+    "slide_id": TEXT,
+    "split": TEXT,
+    "coords": array("int32", -1, 2),
+    "qc": array("float32", -1),
+}
+
+
+class PatchEncoder:
+    """The backbone of a finished phase 0a as a function of patches.
+
+    One window is the official way: the whole patch, resized. Several keep cells at the size at which nano's backbone
+    learnt them; each window then gives its class token and its mean patch token, which is what that backbone's own head
+    read. `config` is what decides the tokens.
+    """
+
+    def __init__(self, workdir: Path) -> None:
+        content = handover.read(workdir, ("backbone",))
+        self._params = handover.load(workdir, ["backbone"])["backbone"]
+        self.size = size = get_size(content["facts"]["size"])
+        self._graph = definition(lambda rngs: ViT(size.vit, rngs=rngs))
+        self.config = {
+            "backbone_sha256": tree_sha256(self._params),
+            "image_size": size.vit.image_size,
+            "windows": size.patch_windows,
+            "tokens": self.tokens,
+        }
+        self._forward = jax.jit(self._encode)
+
+    def __call__(self, patches: Rows) -> Iterator[np.ndarray]:
+        """bfloat16[T, D] tokens before the last norm of each patch record; batches of one shape, the last one padded."""
+        windows, side = self.size.patch_windows, self.size.vit.image_size
+        batch = max(PATCHES_AT_ONCE // windows**2, 1)
+        for part in itertools.batched(patches, batch):
+            pixels = np.stack([decode_image(row["image"], windows * side) for row in part])
+            padded = np.pad(pixels, ((0, batch - len(part)), (0, 0), (0, 0), (0, 0)))
+            yield from np.asarray(self._forward(self._params, padded))[: len(part)]
+
+    @property
+    def tokens(self) -> int:
+        """257 for the whole patch at 224 px, 32 for nano's 16 windows."""
+        side = self.size.vit.image_size // self.size.vit.patch_size
+        return 1 + side**2 if self.size.patch_windows == 1 else 2 * self.size.patch_windows**2
+
+    def _encode(self, params: Any, pixels: jax.Array) -> jax.Array:
+        """uint8[B, S, S, 3], S = windows x image size -> bfloat16[B, T, D]."""
+        windows, vit = self.size.patch_windows, self.size.vit
+        batch, side = pixels.shape[0], vit.image_size
+        cut = pixels.reshape(batch, windows, side, windows, side, 3).swapaxes(2, 3).reshape(-1, side, side, 3)
+        tokens = nnx.merge(self._graph, params)(normalise(cut))["x_prenorm"]
+        if windows > 1:
+            tokens = jnp.concatenate([tokens[:, :1], tokens[:, 1:].mean(1, keepdims=True)], axis=1)
+        return tokens.reshape(batch, -1, tokens.shape[-1]).astype(jnp.bfloat16)
+
+
+def write_patch_features(root: Path, backbone: Path, out: Path) -> str:
+    """out/patch_features: bfloat16[T, D] backbone tokens of the patches of root/patches that hold a cell of root/cells.
+
+    backbone: workdir of a finished phase 0a. Returns the content id; a finished dataset of the same inputs is kept.
+    """
+    encoder = PatchEncoder(backbone)
+    cells = read_manifest(root / "cells")
+    held = {record["patch_id"] for split in cells["splits"] for record in open_dataset(root / "cells", split)}
+
+    def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
+        for row, tokens in zip(rows, encoder(rows), strict=True):
+            yield {"patch_id": row["patch_id"], "split": split, "tokens": tokens}
+
+    features = {"patch_id": TEXT, "split": TEXT, "tokens": array("bfloat16", encoder.tokens, encoder.size.vit.dim)}
+    inputs = {"patches": read_manifest(root / "patches")["content_id"], "cells": cells["content_id"]}
+    return _write(root, out, "patch_features", features, records, encoder.config, inputs, keep=held)
+
+
+def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out: Path) -> str:
+    """out/slide_features: per slide of root/patches tokens bfloat16[P, D], coords int32[P, 2] (left, top), qc float32[P].
+
+    alignment: workdir of a finished phase 2; None gives the raw backbone's token means. Raises DataError when phase 2
+    was trained on another backbone. Returns the content id; a finished dataset of the same inputs is kept.
+    """
+    encoder = PatchEncoder(backbone)
+    width = encoder.size.vit.dim
+    config = encoder.config | {"kind": "backbone", "phase2_sha256": ""}
+    pool = jax.jit(lambda tokens: tokens.astype(jnp.float32).mean(1).astype(jnp.bfloat16))
+    if alignment is not None:
+        facts = handover.read(alignment, ("cell_patch_alignment",))["facts"]
+        if facts["backbone_sha256"] != config["backbone_sha256"]:
+            raise DataError(f"{alignment} was trained on another backbone than {backbone}")
+        perceiver = handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
+        shape = encoder.size.patch_perceiver
+        graph = definition(lambda rngs: PerceiverResampler(shape, rngs=rngs))
+        config |= {"kind": "phase2", "phase2_sha256": tree_sha256(perceiver)}
+        width = shape.dim
+        pool = jax.jit(
+            lambda tokens: nnx.merge(graph, perceiver)(tokens.astype(jnp.float32)).mean(1).astype(jnp.bfloat16)
+        )
+    inputs = {"patches": read_manifest(root / "patches")["content_id"]}
+    stored = _stored([root, out], encoder.config, inputs["patches"])
+
+    def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
+        yield {
+            "slide_id": slide_id,
+            "split": split,
+            "tokens": np.concatenate(
+                [_padded(pool, part) for part in itertools.batched(tokens(rows), PATCHES_AT_ONCE)]
+            ),
+            "coords": np.array([[row["x"], row["y"]] for row in rows], np.int32),
+            "qc": np.array([row["qc_score"] for row in rows], np.float32),
+        }
+
+    def tokens(rows: Rows) -> Iterator[np.ndarray]:
+        missing = encoder([row for row in rows if row["patch_id"] not in stored])
+        for row in rows:
+            yield stored[row["patch_id"]] if row["patch_id"] in stored else next(missing)
+
+    features = SLIDE_FEATURES | {"tokens": array("bfloat16", -1, width)}
+    return _write(root, out, "slide_features", features, records, config, inputs)
+
+
+def _padded(pool: Callable[[np.ndarray], jax.Array], part: Sequence[np.ndarray]) -> np.ndarray:
+    """One compiled shape for all slides: the values do not depend on how many patches a slide has."""
+    tokens = np.stack(part)
+    return np.asarray(pool(np.pad(tokens, ((0, PATCHES_AT_ONCE - len(part)), (0, 0), (0, 0)))))[: len(part)]
+
+
+def _stored(
+    folders: Sequence[Path], config: Mapping[str, Any], patches_id: str
+) -> FeatureTable | dict[str, np.ndarray]:
+    """Backbone tokens that were written already, of the same weights and patches; empty where there are none."""
+    for folder in folders:
+        if any((folder / "patch_features").glob("*/manifest.json")):
+            manifest = read_manifest(folder / "patch_features")
+            if manifest["config"] == config and manifest["inputs"]["patches"] == patches_id:
+                return FeatureTable(folder, tuple(manifest["splits"]), "patch_features")
+    return {}
+
+
+def _write(
+    root: Path,
+    out: Path,
+    name: str,
+    features: Features,
+    records: Callable[[str, str, Rows], Iterator[dict[str, Any]]],
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    keep: set[str] | None = None,
+) -> str:
+    """One unit file a slide, then the dataset. `records(split, slide_id, patch records)`; `keep`: only these patches."""
+    if any((out / name).glob("*/manifest.json")):
+        done = read_manifest(out / name)
+        if done["config"] == config and done["inputs"] == inputs:
+            print(f"{out}/{name} is up to date ({done['content_id'][:12]})")
+            return str(done["content_id"])
+    id_feature = next(iter(features))
+    key = hashlib.sha256(repr((sorted(config.items()), sorted(inputs.items()))).encode()).hexdigest()
+    work = out / name / f".units.{key[:16]}"
+    units, most = [], 0
+    for split in read_manifest(root / "patches")["splits"]:
+        source = open_dataset(root / "patches", split)
+        ids = [id for id in source.ids if keep is None or id in keep]
+        # Ids are in order, and "slide:" begins those of a slide: its patches follow each other.
+        slides = {slide: list(group) for slide, group in itertools.groupby(ids, lambda id: id.rpartition(":")[0])}
+        for slide_id, of_slide in progress(slides.items(), len(slides), f"{name} {split}"):
+            most = max(most, len(of_slide))
+            unit = work / f"{stable_hash(split, slide_id):016x}.unit"
+            if unit.exists():
+                names = [slide_id] if id_feature == "slide_id" else of_slide
+                units.append(Unit(unit, tuple((split, id) for id in names)))
+            else:
+                rows = [source[source.position(id)] for id in of_slide]
+                units.append(write_unit(unit, features, records(split, slide_id, rows), id_feature))
+    details = {"most_patches": most}
+    content_id = finalise(
+        out, name, features, units, id_feature=id_feature, config=config, inputs=inputs, split_level="slide",
+        details=details,
+    )  # fmt: skip
+    shutil.rmtree(work)
+    return content_id

@@ -1,0 +1,97 @@
+"""Questions about slides, answered by a finished phase 4: slide features -> slide Perceiver -> projector -> language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from data_prep.schema import DataError
+from data_prep.tokens import load_tokenizer
+from pbs_jax.data.slide_examples import SlideBags, decode_bag
+from pbs_jax.decode.answer import Answerer
+from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.pbs_vl import Projector
+from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
+from pbs_jax.models.sizes import get_size
+from pbs_jax.train import handover
+from pbs_jax.train.phase import definition
+from pbs_jax.train.state import tree_sha256
+
+VISUAL_TREES = ("slide_perceiver", "projector")
+SLIDES_AT_ONCE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SlideAnswerer(Answerer):
+    """A finished phase 4. `features` says which weights made the features that it learnt from; `answer` is Answerer's."""
+
+    features: dict[str, Any] = dataclasses.field(default_factory=dict)
+    max_patches: int = 2048
+
+    def open_bags(self, folder: Path, split: str) -> SlideBags:
+        """The split's bags of folder/slide_features. Raises DataError when other weights made them."""
+        bags = SlideBags(folder, (split,), self.max_patches)
+        for name, value in bags.made_from.items():
+            if value != self.features[name]:
+                raise DataError(
+                    f"{folder}/slide_features has {name} {value[:12] or 'none'}, the model learnt from "
+                    f"{self.features[name][:12] or 'none'}: run `pbs data features` with the model's own phases"
+                )
+        return bags
+
+    def encode(self, images: Sequence[bytes]) -> np.ndarray:
+        """Encoded bags of one N (`SlideBag.encode`) -> visual tokens float32[n, Q, lm width] for the language model's slot."""
+        bags = [decode_bag(image) for image in images]
+        graphs = tuple(self.graphs[name] for name in VISUAL_TREES)
+        params = tuple(self.params[name] for name in VISUAL_TREES)
+        out = []
+        for start in range(0, len(bags), SLIDES_AT_ONCE):
+            part = bags[start : start + SLIDES_AT_ONCE]
+            features, mask = map(np.stack, zip(*part, *[part[0]] * (SLIDES_AT_ONCE - len(part)), strict=True))
+            out.append(np.asarray(_visual(graphs, params, features, mask))[: len(part)])
+        return np.concatenate(out)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], x: jax.Array, mask: jax.Array) -> jax.Array:
+    """x bfloat16[B, N, D], mask bool[B, N] -> float32[B, Q, lm width]."""
+    perceiver, projector = (nnx.merge(graph, tree) for graph, tree in zip(graphs, params, strict=True))
+    return projector(encode_slide(perceiver, x.astype(jnp.float32), mask)).astype(jnp.float32)
+
+
+def load_slide_answerer(workdir: str | Path, batch_size: int = 64) -> SlideAnswerer:
+    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
+    content = handover.read(workdir, ("slide_qa",))
+    facts = content["facts"]
+    tokenizer = load_tokenizer(Path(content["config"]["data"]["root"]) / "tokenizer")
+    if tokenizer.sha256 != facts["tokenizer_sha256"]:
+        raise DataError(
+            f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer"
+        )
+    size = get_size(facts["size"], tokenizer)
+    shape = size.slide_perceiver(facts["features"]["dim"])
+    params = handover.load(workdir, VISUAL_TREES) | handover.load(facts["language_model"], ["language_model"])
+    if tree_sha256(params["language_model"]) != facts["language_model_sha256"]:
+        raise DataError(f"{facts['language_model']} no longer holds the language_model that {workdir} was trained with")
+    graphs = {
+        "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
+        "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),
+        "language_model": definition(lambda rngs: Decoder(size.decoder, rngs=rngs)),
+    }
+    return SlideAnswerer(
+        tokenizer,
+        size.vit.image_size,
+        graphs,
+        params,
+        batch_size,
+        features=facts["features"],
+        max_patches=facts["max_patches"],
+    )

@@ -1,0 +1,1 @@
+"""Measurements: FLOPs, step time and input rate, each beside a named peer."""

@@ -1,0 +1,98 @@
+"""`pbs perf flops|step|input|int8`: measurements, each beside a named peer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    group = subparsers.add_parser("perf", help="measure: FLOPs, step time, input rate, int8", description=__doc__)
+    commands = group.add_subparsers(metavar="COMMAND", required=True)
+
+    flops = commands.add_parser(
+        "flops",
+        help="FLOPs a question against one question a row",
+        description="Builds the batches of phases 3 and 4 from the released questions with Qwen's tokenizer and counts a "
+        "training step's FLOPs at size 7b against the released code's form: one question a row, pairs padded to the "
+        "longer, logits at every position.",
+    )
+    flops.add_argument(
+        "--shared",
+        type=Path,
+        default=Path("../shared"),
+        metavar="DIR",
+        help="holds data/pbsbench and data/qwen_tokenizer",
+    )
+    flops.add_argument("--images_per_row", type=int, default=3, metavar="N")
+    flops.set_defaults(run=run_flops)
+
+    step = commands.add_parser(
+        "step",
+        help="questions/s of a training step against PyTorch",
+        description="Questions a second of phase 3 or 4 against PyTorch with Hugging Face's modules in the released code's "
+        "form, alternating runs on this machine, and like for like. Needs the torch extra. Minutes.",
+    )
+    step.add_argument("--phase", type=int, choices=(3, 4), default=3)
+    step.add_argument("--size", default="small", choices=("nano", "small"))
+    step.add_argument("--images_per_row", type=int, default=2, metavar="N")
+    step.add_argument("--patches", type=int, default=512, metavar="N", help="of a slide, in phase 4")
+    step.add_argument("--rounds", type=int, default=5, metavar="N")
+    step.add_argument("--shared", type=Path, default=Path("../shared"), metavar="DIR")
+    step.set_defaults(run=run_step)
+
+    rate = commands.add_parser(
+        "input",
+        help="cells/s of the input pipeline against a torch DataLoader",
+        description="Cells a second through the training iterator, as pictures and as cached features, against a torch "
+        "DataLoader that decodes and resizes PNG files, with 0 and 2 workers, the better. Needs the torch extra.",
+    )
+    rate.add_argument("--cells", type=Path, default=Path("../shared/data/cells/pbc_barcelona"), metavar="DIR")
+    rate.add_argument("--count", type=int, default=512, metavar="N", help="cells to read")
+    rate.add_argument("--rounds", type=int, default=5, metavar="N")
+    rate.set_defaults(run=run_input)
+
+    int8 = commands.add_parser(
+        "int8",
+        help="what int8 kernels do to a frozen language model's logits",
+        description="KL of the logits of real prompts, before and after. Exit code 1 when the mean is above the limit.",
+    )
+    int8.add_argument(
+        "--language_model", type=Path, required=True, metavar="WORKDIR", help="finished or imported phase 0b"
+    )
+    int8.add_argument("--data", type=Path, required=True, metavar="DIR", help="holds cell_qa_tokens and tokenizer")
+    int8.add_argument("--rows", type=int, default=16, metavar="N")
+    int8.set_defaults(run=run_int8)
+
+
+def run_step(args: argparse.Namespace) -> int:
+    from pbs_jax.perf.step import report
+
+    print(report(args.shared / "data", args.phase, args.size, args.images_per_row, args.rounds, args.patches))
+    return 0
+
+
+def run_input(args: argparse.Namespace) -> int:
+    from pbs_jax.perf.input import report
+
+    print(report(args.cells, args.count, args.rounds))
+    return 0
+
+
+def run_int8(args: argparse.Namespace) -> int:
+    from pbs_jax.perf.int8 import report
+
+    text, good = report(args.language_model, args.data, args.rows)
+    print(text)
+    return 0 if good else 1
+
+
+def run_flops(args: argparse.Namespace) -> int:
+    import os
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from pbs_jax.perf.flops import report
+
+    print(report(args.shared / "data", args.images_per_row))
+    return 0

@@ -1,0 +1,142 @@
+"""`pbs perf input`: cells/s of our input pipeline against a torch DataLoader, on the same cells, on this machine.
+
+The peer reads PNG files, resizes with PIL and normalises on the host, as the released code does. Ours reads the written
+dataset through Grain and hands uint8 to the device, which normalises; or reads cached features, which is what phases 1 to
+4 train on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+from grain.experimental import ElasticIterator
+from grain.sharding import ShardOptions
+from PIL import Image
+
+from data_prep.io import JPEG, TEXT, array, write_dataset
+from data_prep.schema import DataError
+from pbs_jax.data.augment import MEAN, STD
+from pbs_jax.data.examples import FeatureTable, Preloaded, decode_image
+from pbs_jax.perf.timing import alternate
+
+SIDE, BATCH = 224, 32
+FEATURES = ((257, 1024), (32, 768))
+
+
+def report(cells: Path, count: int, rounds: int) -> str:
+    """cells: a folder with pictures below it (e.g. data/cells/pbc_barcelona); `count` of them are read."""
+    pictures = sorted(path for path in cells.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))[:count]
+    if len(pictures) < BATCH:
+        raise DataError(f"{cells} holds {len(pictures)} pictures: at least {BATCH} are needed")
+    with tempfile.TemporaryDirectory() as folder:
+        return _report(pictures, Path(folder), rounds)
+
+
+def _report(pictures: Sequence[Path], folder: Path, rounds: int) -> str:
+    files = [folder / "png" / f"{k}.png" for k in range(len(pictures))]
+    files[0].parent.mkdir()
+    for source, target in zip(pictures, files, strict=True):
+        Image.open(source).convert("RGB").resize((360, 360)).save(target)
+    sides: dict[str, Callable[[], float]] = {
+        f"torch DataLoader, {workers} workers": torch_loader(files, workers) for workers in (0, 2)
+    }
+    sides["ours, cells"] = our_cells(files, folder)
+    sizes = {}
+    for tokens, dim in FEATURES:
+        for held in (False, True):
+            name = f"ours, features {tokens} x {dim}, {'memory' if held else 'shards'}"
+            sides[name], sizes[name] = our_features(len(files), tokens, dim, folder, held), 2 * tokens * dim
+    found = alternate(sides, rounds)
+    best = max(rate["wall"] for name, rate in found.items() if name.startswith("torch"))
+    alone = found["torch DataLoader, 0 workers"]["cpu"]
+    lines = [f"input of {len(files)} cells, batches of {BATCH}, {rounds} alternating rounds, medians:"]
+    for name, rate in found.items():
+        volume = f", {rate['wall'] * sizes[name] / 1e6:,.0f} MB/s" if name in sizes else ""
+        line = f"  {name:<34} {rate['wall']:>9,.0f} cells/s ({rate['wall'] / best:.1f}x the better loader{volume})"
+        if "2 workers" not in name:  # whose work is done in other processes
+            line += f"; {rate['cpu']:,.0f} a CPU-second ({rate['cpu'] / alone:.1f}x the loader without workers)"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def torch_loader(files: Sequence[Path], workers: int) -> Callable[[], float]:
+    """An epoch of a torch DataLoader: PNG, PIL resize to 224, normalise, float32 CHW."""
+    import torch
+
+    mean, std = (np.asarray(value, np.float32) for value in (MEAN, STD))
+
+    class Pngs(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, index: int) -> Any:
+            image = Image.open(files[index]).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+            return torch.from_numpy(((np.asarray(image, np.float32) / 255.0 - mean) / std).transpose(2, 0, 1).copy())
+
+    loader = torch.utils.data.DataLoader(Pngs(), batch_size=BATCH, shuffle=True, num_workers=workers)
+    return lambda: float(sum(len(batch) for batch in loader))
+
+
+def our_cells(files: Sequence[Path], folder: Path) -> Callable[[], float]:
+    """An epoch through the training iterator over 224 px JPEGs, as `pbs data run` writes them."""
+    import io
+
+    from data_prep.io import open_dataset
+
+    def records() -> Iterator[dict[str, Any]]:
+        for k, path in enumerate(files):
+            encoded = io.BytesIO()
+            Image.open(path).resize((SIDE, SIDE)).save(encoded, "JPEG", quality=95, subsampling=0)
+            yield {"cell_id": f"{k:06d}", "split": "train", "image": encoded.getvalue()}
+
+    write_dataset(
+        folder,
+        "cells",
+        {"cell_id": TEXT, "split": TEXT, "image": JPEG},
+        records(),
+        id_feature="cell_id",
+        config={},
+        inputs={},
+    )
+    source = open_dataset(folder / "cells", "train")
+    return _epoch(
+        grain.MapDataset.source(source).map(lambda record: {"image": decode_image(record["image"], SIDE)}), len(files)
+    )
+
+
+def our_features(count: int, tokens: int, dim: int, folder: Path, held: bool) -> Callable[[], float]:
+    """An epoch over cached features bfloat16[tokens, dim]: from their shards (the first epoch), or held in memory as the
+    phases hold them (`Preloaded`)."""
+    import ml_dtypes
+
+    values = np.random.default_rng(0).standard_normal((tokens, dim)).astype(ml_dtypes.bfloat16)
+    name = f"features_{tokens}x{dim}_{held}"
+    records = ({"cell_id": f"{k:06d}", "split": "train", "tokens": values} for k in range(count))
+    features = {"cell_id": TEXT, "split": TEXT, "tokens": array("bfloat16", tokens, dim)}
+    write_dataset(folder, name, features, records, id_feature="cell_id", config={"backbone_sha256": ""}, inputs={})
+    table = FeatureTable(folder, ("train",), name)
+    source = [f"{k:06d}" for k in range(count)]
+    if held:
+        examples = Preloaded([{"features": table[cell]} for cell in source])
+        return _epoch(grain.MapDataset.source(examples), count)
+    return _epoch(grain.MapDataset.source(source).map(lambda cell: {"features": table[cell]}), count)
+
+
+def _epoch(examples: Any, count: int) -> Callable[[], float]:
+    """Whole batches of one epoch, shuffled anew each time."""
+    turn = [0]
+
+    def run() -> float:
+        turn[0] += 1
+        stream = examples.seed(turn[0]).shuffle().repeat()
+        options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+        batches = iter(ElasticIterator(stream, BATCH, ShardOptions(0, 1), read_options=options))
+        steps = count // BATCH
+        return float(sum(len(next(iter(next(batches).values()))) for _ in range(steps)))
+
+    return run

@@ -1,0 +1,27 @@
+"""Alternating measurements: each side in turn, so that a machine that slows down slows both; medians."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from data_prep.progress import progress
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, dict[str, float]]:
+    """Runs every side once to warm up, then `rounds` times in turn. A side returns the number of items that it did.
+
+    name -> {"wall": items a second, "cpu": items a CPU-second of this process (threads summed), each the median}. The second
+    holds on a shared machine too; work in other processes (loader workers) is only in the first.
+    """
+    for run in sides.values():
+        run()
+    found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in sides}
+    for _ in progress(range(rounds), desc="measuring"):
+        for name, run in sides.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            items = run()
+            found[name]["wall"].append(items / (time.perf_counter() - wall))
+            found[name]["cpu"].append(items / max(time.process_time() - cpu, 1e-9))
+    return {name: {kind: statistics.median(values) for kind, values in kinds.items()} for name, kinds in found.items()}

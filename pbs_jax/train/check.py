@@ -1,0 +1,196 @@
+"""What is wrong with a config, all of it at once, from files alone: no device is touched and no model is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.io import read_manifest
+from data_prep.prompts import SLOT_LENGTH
+from data_prep.schema import DataError
+from pbs_jax.train.phases import NAMES
+
+FILE = "handover.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Datasets under data.root, feature datasets, and which finished phase each init_from field must be."""
+
+    data: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    init: tuple[tuple[str, str], ...] = ()
+
+
+NEEDS = {
+    "backbone": Needs(("cells",)),
+    "language_model": Needs(("cells", "cell_qa_tokens", "tokenizer")),
+    "cell_representation": Needs(("cells", "tokenizer"), ("cell_features",)),
+    "cell_patch_alignment": Needs(
+        ("cells", "tokenizer"),
+        ("cell_features", "patch_features"),
+        (("backbone", "backbone"), ("qformer", "cell_representation")),
+    ),
+    "cell_qa": Needs(
+        ("cell_qa_tokens", "tokenizer"),
+        ("cell_features",),
+        (("backbone", "backbone"), ("qformer", "cell_representation"), ("language_model", "language_model")),
+    ),
+    "slide_qa": Needs(("slide_qa_tokens", "tokenizer"), ("slide_features",), (("language_model", "language_model"),)),
+}
+
+
+def require_usable(config: Any) -> None:
+    """Raises one DataError that lists every problem of the config."""
+    found = list(problems(config))
+    if len(found) == 1:
+        raise DataError(found[0])
+    if found:
+        raise DataError(
+            f"the config has {len(found)} problems:" + "".join(f"\n  {i}. {p}" for i, p in enumerate(found, 1))
+        )
+
+
+def problems(config: Any) -> Iterator[str]:
+    """One sentence a problem, each with the field to change."""
+    if config.phase not in NAMES:
+        yield f'config.phase "{config.phase}" is unknown: use one of {", ".join(NAMES)}'
+        return
+    yield from _numbers(config)
+    needs = NEEDS.get(config.phase, Needs(()))
+    yield from _datasets(config, needs)
+    for field, phase in needs.init:
+        yield from _init(config, field, phase)
+    yield from _shapes(config)
+
+
+def _numbers(config: Any) -> Iterator[str]:
+    for name in ("batch_size", "log_every", "save_every", "keep"):
+        if config[name] < 1:
+            yield f"config.{name}={config[name]}: use 1 or more"
+    if config.steps < 1 and config.epochs < 1:
+        yield f"config.steps={config.steps} and config.epochs={config.epochs}: set one of them"
+    if config.weighting not in ("token", "answer"):
+        yield f'config.weighting "{config.weighting}" is unknown: use token or answer'
+    if config.images_per_row < 0:
+        yield f"config.images_per_row={config.images_per_row}: use 0 (one question a row), 1, or more"
+    if config.optimizer.name not in ("adamw", "muon"):
+        yield f'config.optimizer.name "{config.optimizer.name}" is unknown: use adamw or muon'
+    if not 0.0 <= config.optimizer.warmup_fraction < 1.0:
+        yield f"config.optimizer.warmup_fraction={config.optimizer.warmup_fraction}: use a share below 1"
+    sizes = [config.mesh[name] for name in ("data", "fsdp")]
+    known = math.prod(size for size in sizes if size > 0)
+    if config.batch_size >= 1 and config.batch_size % known:
+        yield (
+            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp = {known}: "
+            "use a multiple, or another config.mesh"
+        )
+
+
+def _datasets(config: Any, needs: Needs) -> Iterator[str]:
+    if not config.data.root:
+        yield "config.data.root is empty: name the folder that `pbs data run --out` wrote"
+        return
+    root = Path(config.data.root)
+    for name in needs.data:
+        if name != "tokenizer":
+            yield from _unreadable(root / name)
+        elif not (root / name / "tokenizer.json").is_file():
+            yield f"{root}/tokenizer/tokenizer.json is missing: write it with `pbs data tokens`"
+    for name in needs.features:
+        for problem in _unreadable(Path(config.data.features or root) / name):
+            yield f"{problem} (`pbs data features`)"
+
+
+def _unreadable(dataset: Path) -> list[str]:
+    try:
+        read_manifest(dataset)
+    except DataError as error:
+        return [str(error)]
+    return []
+
+
+def _init(config: Any, field: str, phase: str) -> Iterator[str]:
+    workdir = config.init_from[field]
+    if not workdir:
+        yield f"config.init_from.{field} is empty: name the workdir of a finished {phase} phase"
+        return
+    content = _handover(workdir)
+    if content is None:
+        yield f"{Path(workdir) / FILE} is missing: that phase is not finished; run `pbs train` there first"
+    elif content["phase"] != phase:
+        yield f"{Path(workdir) / FILE} is of phase {content['phase']}, expected {phase}"
+
+
+def _shapes(config: Any) -> Iterator[str]:
+    """Lengths and widths that must agree between data, earlier phases and the size."""
+    from pbs_jax.models.sizes import get_size
+
+    try:
+        size = get_size(config.size)
+    except DataError as error:
+        yield str(error)
+        return
+    tokens = {"language_model": "cell_qa_tokens", "cell_qa": "cell_qa_tokens", "slide_qa": "slide_qa_tokens"}
+    if config.phase in tokens:
+        length = _shape(Path(config.data.root), tokens[config.phase], "tokens")
+        if length and length[0] <= SLOT_LENGTH:
+            yield (
+                f"{config.data.root}/{tokens[config.phase]} has rows of {length[0]} tokens, no more than the {SLOT_LENGTH} "
+                "visual tokens: write it with a larger --bin_length"
+            )
+    features = Path(config.data.features or config.data.root)
+    widths = {
+        "cell_representation": "cell_features",
+        "cell_qa": "cell_features",
+        "cell_patch_alignment": "patch_features",
+    }
+    if config.phase in widths:
+        width = _shape(features, widths[config.phase], "tokens")
+        if width and width[-1] != size.qformer.encoder_width:
+            yield (
+                f"{features}/{widths[config.phase]} is {width[-1]} wide, the Q-Former of size {config.size} reads "
+                f"{size.qformer.encoder_width}: use the features of that size's backbone"
+            )
+    if config.phase == "slide_qa":
+        width = _shape(features, "slide_features", "tokens")
+        made_by = _kind(features / "slide_features")
+        if width and made_by == "phase2" and width[-1] != size.qformer.dim:
+            yield (
+                f"{features}/slide_features is {width[-1]} wide, the patch Perceiver of size {config.size} gives "
+                f"{size.qformer.dim}: make them with that size's phase 2"
+            )
+    trees = {"qformer": ("qformer", "query_tokens", size.qformer.dim)}
+    trees |= {"language_model": ("language_model", "norm/scale", size.decoder.dim)}
+    for field, (tree, leaf, expected) in trees.items():
+        content = _handover(config.init_from[field]) if config.init_from[field] else None
+        found = (content or {}).get("trees", {}).get(tree, {}).get(leaf)
+        if found and found[0][-1] != expected:
+            yield (
+                f"config.init_from.{field}={config.init_from[field]} has width {found[0][-1]}, size {config.size} has "
+                f"{expected}: it was trained at another size"
+            )
+
+
+def _shape(folder: Path, dataset: str, feature: str) -> list[int]:
+    """Shape of a dataset's feature; [] where there is none (said elsewhere)."""
+    try:
+        return list(read_manifest(folder / dataset)["features"][feature]["shape"])
+    except (DataError, KeyError):
+        return []
+
+
+def _kind(dataset: Path) -> str:
+    try:
+        return str(read_manifest(dataset)["config"].get("kind", ""))
+    except DataError:
+        return ""
+
+
+def _handover(workdir: str) -> dict[str, Any] | None:
+    path = Path(workdir) / FILE
+    return json.loads(path.read_text()) if path.is_file() else None

@@ -1,0 +1,106 @@
+"""Phase 4, `slide_qa` (paper sections 3.4.3, 3.5): a second Perceiver reads a slide's patches, a frozen language model answers.
+
+Trains the slide Perceiver and a projector; features of patches (phase 2's, or the raw backbone's as the row to beat) and
+the language model are frozen. A slide is a bag: at most `max_patches` patches, spread over it, padding masked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from data_prep.prompts import IMAGE_PAD
+from data_prep.schema import DataError
+from data_prep.tokens import load_tokenizer
+from pbs_jax.data.examples import Preloaded
+from pbs_jax.data.rows import arrange
+from pbs_jax.data.slide_examples import SlideBags, SlideQuestions
+from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.pbs_vl import Projector
+from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
+from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.sharding.rules import DECODER_RULES, PERCEIVER_RULES, PROJECTOR_RULES
+from pbs_jax.train import handover
+from pbs_jax.train.answers import answer_loss, evaluate_answers, frozen_language_model
+from pbs_jax.train.phase import Networks, Phase, definition, parameters
+from pbs_jax.train.state import Params, tree_sha256
+from pbs_jax.train.step import LossFn
+
+
+def networks(size: Size, dim: int) -> Networks:
+    """`dim` is the width of the slide features."""
+    shape = size.slide_perceiver(dim)
+    return {
+        "slide_perceiver": lambda rngs: PerceiverResampler(shape, rngs=rngs),
+        "projector": lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs),
+        "language_model": lambda rngs: Decoder(size.decoder, rngs=rngs),
+    }
+
+
+def make_loss(size: Size, dim: int, slot_id: int, config: Any) -> LossFn:
+    """Loss of a batch of `SlideQuestions`; a row of several slides has `visual` [B, I, N, D] and `mask` [B, I, N]."""
+    graphs = {name: definition(make) for name, make in networks(size, dim).items()}
+
+    def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
+        features = batch["visual"].astype(jnp.float32)
+        mask = batch["mask"].reshape(-1, features.shape[-2])
+        mask = mask if key is None else drop_patches(mask, config.patch_dropout, key)
+        perceiver = nnx.merge(graphs["slide_perceiver"], trainable["slide_perceiver"])
+        tokens = encode_slide(perceiver, features.reshape(-1, *features.shape[-2:]), mask)
+        visual = nnx.merge(graphs["projector"], trainable["projector"])(tokens)
+        decoder = nnx.merge(graphs["language_model"], frozen["language_model"])
+        visual = visual.reshape(features.shape[0], -1, visual.shape[-1])
+        return answer_loss(decoder, batch, visual, slot_id, config.weighting)
+
+    return loss
+
+
+def build(config: Any) -> Phase:
+    """config: size, seed, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, patch_dropout,
+
+    init_from.language_model (workdir of 0b).
+    """
+    root = Path(config.data.root)
+    tokenizer = load_tokenizer(root / "tokenizer")
+    size = get_size(config.size, tokenizer, int8=config.int8)
+    before = handover.read(config.init_from.language_model, ("language_model",))
+    if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
+        raise DataError(f"{config.init_from.language_model} was trained with another tokenizer than {root}/tokenizer")
+    bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)
+    trainable = {
+        name: parameters(networks(size, bags.dim)[name], config.seed)[1] for name in ("slide_perceiver", "projector")
+    }
+    language_model = frozen_language_model(config, size)
+    loss = make_loss(size, bags.dim, tokenizer.id(IMAGE_PAD), config)
+    train, val = (arrange(Preloaded(SlideQuestions(root, split, bags)), config) for split in ("train", "val"))
+    return Phase(
+        name="slide_qa",
+        trainable=trainable,
+        frozen={"language_model": language_model},
+        rules={"slide_perceiver": PERCEIVER_RULES, "projector": PROJECTOR_RULES, "language_model": DECODER_RULES},
+        loss=loss,
+        examples=train,
+        evaluate=evaluate_answers(loss, val, config.batch_size),
+        facts={
+            "size": config.size,
+            "tokenizer_sha256": tokenizer.sha256,
+            "features": bags.made_from | {"dim": bags.dim},
+            "max_patches": config.max_patches,
+            "language_model": str(Path(config.init_from.language_model)),
+            "language_model_sha256": tree_sha256(language_model),
+            "datasets": {
+                "slide_features": bags.content_id,
+                "slide_qa_tokens": SlideQuestions(root, "train", bags).content_id,
+            },
+        },
+    )
+
+
+def drop_patches(mask: jax.Array, rate: float, key: jax.Array) -> jax.Array:
+    """mask bool[B, N] with a share `rate` of its patches hidden, another draw each step; never a slide's last one."""
+    kept = mask & jax.random.bernoulli(key, 1.0 - rate, mask.shape)
+    return jnp.where(kept.any(1, keepdims=True), kept, mask)

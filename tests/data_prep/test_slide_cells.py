@@ -1,0 +1,88 @@
+"""White cells by tiles: once on a seam, the same with another grid, in real fields, with real pixels around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import evaluate, slide_cells
+from data_prep.evaluate import overlap
+from data_prep.schema import WHITE_CELL_CLASSES, Box
+from data_prep.smear_draw import MPP, PlacedCell, draw_smear
+from data_prep.tiling import Grid, around
+
+HALO = slide_cells.halo(MPP)
+
+
+def found_in(picture: np.ndarray, offset: int) -> list[Box]:
+    stain = slide_cells.measure_stain([picture])
+    boxes = []
+    grid = Grid(picture.shape[1], picture.shape[0], offset)
+    for band in range(grid.bands):
+        for tile in (tile for block in grid.blocks(band) for tile in block):
+            area = around(tile, HALO, (picture.shape[1], picture.shape[0]))
+            rgb = picture[area.top : area.bottom, area.left : area.right]
+            density = slide_cells.half_density(slide_cells.half_size(rgb), stain)
+            core = Box(*(a - b for a, b in zip(tile_edges(tile), (area.left, area.top) * 2, strict=True)))
+            for cell in slide_cells.white_cells(rgb, density, stain, MPP, core):
+                box = cell.box
+                boxes.append(
+                    Box(box.left + area.left, box.top + area.top, box.right + area.left, box.bottom + area.top)
+                )
+    return boxes
+
+
+def tile_edges(tile: Box) -> tuple[int, int, int, int]:
+    return tile.left, tile.top, tile.right, tile.bottom
+
+
+@pytest.fixture(scope="module")
+def smear() -> tuple[np.ndarray, list[PlacedCell]]:
+    rng = np.random.default_rng(5)
+    labels = [str(label) for label in rng.choice(WHITE_CELL_CLASSES, 18)]
+    picture, cells, _ = draw_smear(1024, 1024, labels, rng)
+    return picture, cells
+
+
+def test_every_cell_is_found_once_and_another_grid_finds_the_same(smear: tuple[np.ndarray, list[PlacedCell]]) -> None:
+    picture, cells = smear
+    straight = found_in(picture, 0)
+    assert any(c.box.left < 512 < c.box.right or c.box.top < 512 < c.box.bottom for c in cells)
+    assert len(straight) == len(cells)
+    assert all(sum(overlap(cell.box, box) > 0.6 for box in straight) == 1 for cell in cells)
+    shifted = found_in(picture, 256)
+    inside = [
+        box for box in straight if 512 <= box.left + box.right < 2 * 768 and 512 <= box.top + box.bottom < 2 * 768
+    ]
+    assert {tile_edges(box) for box in shifted} == {tile_edges(box) for box in inside}  # to the pixel
+
+
+def test_a_tile_without_cells_has_none() -> None:
+    rng = np.random.default_rng(0)
+    picture, _, _ = draw_smear(512, 512, [], rng)
+    assert found_in(picture, 0) == []
+    assert found_in(np.full((512, 512, 3), 240, np.uint8), 0) == []
+
+
+def test_red_cells_of_a_drawn_field_are_counted() -> None:
+    picture = np.full((512, 512, 3), 235, np.uint8)
+    y, x = np.mgrid[:512, :512]
+    centres = [(60 + 70 * k, 60 + 70 * j) for k in range(6) for j in range(6)]
+    for a, b in centres:
+        picture[np.hypot(x - a, y - b) < 15] = (200, 150, 150)
+        picture[np.hypot(x - a, y - b) < 5] = (230, 222, 222)
+    stain = slide_cells.measure_stain([picture])
+    density = slide_cells.half_density(slide_cells.half_size(picture), stain)
+    red = slide_cells.red_cells(density, stain, 0.25)
+    assert len(red.centres) == 36
+    assert max(min(np.hypot(a - u, b - v) for u, v in red.centres) for a, b in centres) < 6
+    assert red.diameter_um == pytest.approx(7.5, rel=0.15)
+
+
+@pytest.mark.slow
+def test_white_cells_of_real_fields(shared: Path) -> None:
+    """BCCD's lists at IoU 0.5; the bounds were chosen on the train list."""
+    for score in evaluate.white_cells(shared / "data"):
+        assert score.right / score.truth >= 0.94 and score.right / score.found >= 0.90, score.line()

@@ -1,0 +1,141 @@
+"""Opening slides: real vendor files against OpenSlide's own reading, scale, transparency, plain and striped pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openslide
+import pytest
+import tifffile
+from PIL import Image
+
+from data_prep.pyramid import write_pyramid
+from data_prep.schema import DataError
+from data_prep.slide_readers import TiffPixels, on_white, reader_difference
+from data_prep.slides import open_slide, resolve_scale, slide_facts
+
+VENDOR_FILES = (  # file, vendor, size, levels, um/px (0: none usable)
+    ("aperio_cmu1/CMU-1-Small-Region.svs", "aperio", (2220, 2967), 1, 0.499),
+    ("aperio_tcga/tcga-cr-7395-01a-01-ts1.svs", "aperio", (4443, 3567), 2, 0.0),
+    ("openslide_python_fixtures/small.svs", "aperio", (16, 16), 1, 0.499),
+    ("openslide_python_fixtures/boxes.tiff", "generic-tiff", (300, 250), 4, 0.0),
+    ("openslide_python_fixtures/boxes_0.dcm", "dicom", (16, 16), 1, 0.499),
+)
+
+
+@pytest.fixture(scope="module")
+def noise() -> np.ndarray:
+    rough = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+    return np.asarray(Image.fromarray(rough).resize((700, 530), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize("name, vendor, size, levels, mpp", VENDOR_FILES)
+def test_vendor_files_read_as_openslide_reads_them(
+    shared: Path, name: str, vendor: str, size: tuple[int, int], levels: int, mpp: float
+) -> None:
+    path = shared / "data" / "slides" / name
+    with open_slide(path) as slide:
+        assert slide.size == size
+        facts = slide_facts(slide)
+        assert (facts["reader"], facts["vendor"], facts["levels"]) == ("openslide", vendor, levels)
+        if mpp:
+            assert resolve_scale(slide.pixels.properties, 0, "", name).mpp == mpp
+        else:
+            with pytest.raises(DataError, match=r"no usable pixel size.*add a column mpp"):
+                resolve_scale(slide.pixels.properties, 0, "", name)
+        x, y = size[0] // 3, size[1] // 3
+        w, h = min(300, size[0] - x), min(300, size[1] - y)
+        own = openslide.OpenSlide(path).read_region((x, y), 0, (w, h))
+        assert np.array_equal(slide.read(x, y, w, h), on_white(np.asarray(own)))
+
+
+def test_transparency_and_what_lies_outside_are_white(tmp_path: Path) -> None:
+    pixels = np.zeros((40, 40, 4), np.uint8)
+    pixels[:, 20:] = (10, 20, 30, 255)
+    pixels[0, 0] = (0, 0, 0, 128)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    with open_slide(tmp_path / "a.png") as slide:
+        read = slide.read(-10, -10, 60, 60)
+    assert read.shape == (60, 60, 3)
+    assert (read[:10] == 255).all() and (read[:, 55:] == 255).all()
+    assert tuple(read[10, 10]) == (127, 127, 127) and tuple(read[20, 15]) == (255, 255, 255)
+    assert tuple(read[20, 35]) == (10, 20, 30)
+
+
+def test_a_pyramid_opens_with_its_scale_levels_and_pixels(tmp_path: Path, noise: np.ndarray) -> None:
+    path = tmp_path / "血液 é.tiff"
+    write_pyramid(path, 700, 530, lambda x, y, w, h: noise[y : y + h, x : x + w], mpp=0.265, quality=95)
+    with open_slide(path) as slide:
+        assert slide.size == (700, 530) and slide_facts(slide)["levels"] == 2
+        assert resolve_scale(slide.pixels.properties, 0, "", "a").mpp == pytest.approx(0.265, abs=1e-4)
+        assert np.abs(slide.read(0, 0, 700, 530).astype(int) - noise).mean() < 3
+        assert slide.thumbnail(200).size == (200, 151)
+    first = path.read_bytes()
+    write_pyramid(path, 700, 530, lambda x, y, w, h: noise[y : y + h, x : x + w], mpp=0.265, quality=95)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "options", [{"rowsperstrip": 37}, {"tile": (64, 96)}, {"compression": "zlib", "rowsperstrip": 50}]
+)
+def test_striped_tiffs_are_read_segment_by_segment(
+    tmp_path: Path, noise: np.ndarray, options: dict[str, object]
+) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, noise, photometric="rgb", **options)
+    with open_slide(path) as slide:
+        assert (slide.pixels.name == "tifffile") == ("tile" not in options)
+        assert np.array_equal(slide.read(90, 30, 250, 301), noise[30:331, 90:340])
+    segments = TiffPixels(path)
+    assert np.array_equal(segments.read(90, 30, 250, 301), noise[30:331, 90:340])
+    segments.close()
+
+
+def test_two_readers_are_compared(tmp_path: Path, noise: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, noise, photometric="rgb", tile=(64, 64))
+    assert reader_difference(path) == 0
+    read = TiffPixels.read
+    monkeypatch.setattr(TiffPixels, "read", lambda *args: read(*args)[..., ::-1])  # blue for red
+    assert (reader_difference(path) or 0) > 3
+    tifffile.imwrite(tmp_path / "striped.tif", noise, photometric="rgb", rowsperstrip=9)
+    assert reader_difference(tmp_path / "striped.tif") is None
+
+
+@pytest.mark.parametrize(
+    "properties, stated, mpp, source",
+    [
+        ({"openslide.mpp-x": "0.25", "openslide.mpp-y": "0.25"}, 0.0, 0.25, "openslide.mpp-x"),
+        ({"openslide.mpp-x": "0.25"}, 0.23, 0.23, "table"),
+        ({"tiff.XResolution": "40000", "tiff.ResolutionUnit": "centimeter"}, 0.0, 0.25, "tiff.XResolution"),
+        ({"tiff.XResolution": "101600", "tiff.ResolutionUnit": "inch"}, 0.0, 0.25, "tiff.XResolution"),
+        ({"openslide.mpp-x": "353", "tiff.XResolution": "72", "tiff.ResolutionUnit": "inch"}, 0.0, None, "72 dpi"),
+        ({"tiff.XResolution": "40000"}, 0.0, None, "no unit"),
+        ({"openslide.mpp-x": "0", "openslide.mpp-y": "none"}, 0.0, None, "words"),
+        ({"openslide.objective-power": "40"}, 0.0, None, "an objective is no pixel size"),
+        ({"openslide.mpp-x": "0.25", "openslide.mpp-y": "0.5"}, 0.0, None, "not square"),
+    ],
+)
+def test_scale_comes_from_the_first_source_that_states_one(
+    properties: dict[str, str], stated: float, mpp: float | None, source: str
+) -> None:
+    if mpp is None:
+        with pytest.raises(DataError, match=r"^here: "):
+            resolve_scale(properties, stated, "", "here")
+        return
+    found = resolve_scale(properties, stated, "", "here")
+    assert (found.mpp, found.source) == (pytest.approx(mpp), source)
+    assert bool(found.note) == (source == "table")  # 0.23 against the file's 0.25
+
+
+def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
+    (tmp_path / "empty.svs").touch()
+    (tmp_path / "text.svs").write_text("no slide")
+    (tmp_path / "alone.mrxs").write_bytes(b"\xff\xd8")
+    for name, words in (("empty.svs", "0 bytes"), ("text.svs", "does not open"), ("alone.mrxs", "Slidedat.ini")):
+        with pytest.raises(DataError, match=words) as error, open_slide(tmp_path / name):
+            raise AssertionError
+        assert name in str(error.value)
+    with pytest.raises(DataError, match="not a file"), open_slide(tmp_path / "missing.svs"):
+        raise AssertionError

@@ -1,0 +1,66 @@
+"""Full-size networks by shape alone: the parameter counts of the publishers (official_code.md 3.1, 3.2, 3.7)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import pytest
+from flax import nnx
+
+from pbs_jax.models.decoder import Decoder, DecoderConfig
+from pbs_jax.models.densenet import DenseNet, DenseNetConfig
+from pbs_jax.models.qformer import QFormer, QFormerConfig
+from pbs_jax.models.vit import ViT, ViTConfig
+
+
+def count(make: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: make(nnx.Rngs(0))))))
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (ViTConfig.dinov2_s(), 21_629_184),
+        (ViTConfig.dinov2_b(), 85_725_696),
+        (ViTConfig.dinov2_l(), 303_228_928),
+        (ViTConfig.dinov2_g(), 1_134_771_200),
+    ],
+)
+def test_dinov2(config: ViTConfig, published: int) -> None:
+    """As published with 257 positions; we hold no mask token, which no pass reads."""
+    assert count(lambda rngs: ViT(config, rngs=rngs)) == published - config.dim
+
+
+def test_qformer() -> None:
+    """All but BERT's second, unread bias of the vocabulary."""
+    config = QFormerConfig.blip2()
+    assert count(lambda rngs: QFormer(config, rngs=rngs)) == 206_637_945 - config.vocab
+
+
+def test_language_models() -> None:
+    assert count(lambda rngs: Decoder(DecoderConfig.smollm2_135m(), rngs=rngs)) == 134_515_008
+    assert count(lambda rngs: Decoder(DecoderConfig.qwen2_5_7b(), rngs=rngs)) == 7_615_616_512
+
+
+def test_densenet121() -> None:
+    """Keras counts 7,037,504 for the backbone; the head has 525,313 at a width of 512."""
+    assert count(lambda rngs: DenseNet(DenseNetConfig(hidden=512), rngs=rngs)) == 7_037_504 + 525_313
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_transformers_counts_the_same() -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4,
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={"depth": 1}, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    theirs = sum(p.numel() for name, p in model.named_parameters() if ".visual." not in name)
+    assert theirs == count(lambda rngs: Decoder(DecoderConfig.qwen2_5_7b(), rngs=rngs))

@@ -1,0 +1,42 @@
+"""The TPU compiler takes our training step, here, without a TPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from data_prep.schema import DataError
+from pbs_jax.config import load
+from pbs_jax.sharding.topology import chip_of
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="pip install pbs-jax[aot]")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_small_phase_3_step_compiles_for_eight_v5e_chips():
+    from pbs_jax.sharding.aot import compile_train
+    from pbs_jax.train.abstract import Row
+
+    config = load("phase3_cell_qa", ["--config.batch_size=8", "--config.images_per_row=2"])
+    cell = compile_train(config, "v5e:2x4", Row(2, 128, 32, 4.0))
+    assert cell.fits and cell.chips == 8
+    assert cell.parts["frozen"] > 0 and cell.needed < 2**30
+    # The Q-Former's gradients are summed over the chips; the language model has none.
+    assert cell.collectives
+    assert cell.flops >= cell.model_flops > 0
+    assert 0 < cell.compute_s <= cell.bound_s
+
+
+@needs_compiler
+def test_a_slice_that_does_not_exist_is_a_sentence():
+    from pbs_jax.sharding.topology import slice_devices
+
+    with pytest.raises(DataError, match=r'"v5e:3x5".*the TPU compiler refuses it'):
+        slice_devices("v5e:3x5")
+
+
+def test_an_unknown_chip_is_a_sentence():
+    with pytest.raises(DataError, match='chip "v9x" is unknown, use v5e, v6e, v5p'):
+        chip_of("v9x:2x2")
