@@ -24,13 +24,12 @@ from data_prep.executors import Quarantined, run_units, take_shard
 from data_prep.external_files import FileIndex, NotFound, file_at
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.materialize_units import CELLS, PATCHES, Cut, CutUnit, Picture, cut
-from data_prep.pipeline import Outcome, code_sha256
+from data_prep.pipeline import Outcome, code_sha256, finished
 from data_prep.progress import progress
-from data_prep.release_records import Release, read_release, release_pictures
+from data_prep.release_records import SLIDES, Release, read_release, release_pictures
 from data_prep.schema import SCHEMA_VERSION, Cell, DataError
 from data_prep.sources import Reject
 
-SLIDES = "S-BIAD440"
 PICTURES_PER_UNIT = 32
 DATASETS = ("cells", "patches", "cell_qa", "cell_qa_tokens", "slide_qa", "slide_qa_tokens")
 LICENCES = (
@@ -79,7 +78,7 @@ def run(job: MaterializeJob, say: Callable[[str], None] = print) -> Outcome:
     slides, lost_slides = _slide_files(job, release)
     inputs = _inputs(job, release, pictures, slides)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
-    if (done := _up_to_date(job.out, key)) is not None:
+    if (done := finished(job.out, key)) is not None:
         return done
     work = job.out / ".units" / key[:16]
     units = take_shard(_units(pictures, work, job.color_enhance), job.shard)
@@ -148,8 +147,11 @@ def _slide_files(job: MaterializeJob, release: Release) -> tuple[dict[str, str],
     """Slides that questions are about: image id -> path below the source; and those whose file is missing."""
     found, rejects = {}, []
     for id in sorted({qa.image_id for qa in release.questions.values() if qa.level == "slide"}):
-        path = str(release.sources[id].get("path", ""))
+        source = release.sources[id]
+        path = str(source.get("path", ""))
         try:
+            if source.get("dataset") != SLIDES:
+                raise NotFound("missing", f"{id} is not of {SLIDES}, the one data set with slides")
             _slide_file(job.sources[SLIDES], path)
             found[id] = path
         except NotFound as error:
@@ -283,19 +285,6 @@ def _write_table(job: MaterializeJob, release: Release, slides: Mapping[str, str
         writer.writerow(("path", "slide_id", "split"))
         writer.writerows((path, id, release.splits[id]) for id, path in slides.items())
         atomic_write(job.out / "slides.csv", text.getvalue())
-
-
-def _up_to_date(out: Path, key: str) -> Outcome | None:
-    path = out / "state.json"
-    if not path.is_file():
-        return None
-    state = json.loads(path.read_bytes())
-    ids = state.get("content_ids", {})
-    if state["key"] != key or any(io.verify(out / name) for name in ids):
-        return None
-    if any(io.read_manifest(out / name)["content_id"] != id for name, id in ids.items()):
-        return None
-    return Outcome(False, ids, state["rejected"], [f"up to date: {name} {id[:16]}" for name, id in ids.items()])
 
 
 def _summary(job: MaterializeJob, rejects: Sequence[Reject], ids: Mapping[str, str]) -> list[str]:

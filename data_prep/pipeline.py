@@ -182,6 +182,20 @@ def _inputs(job: CellJob, found: Listing) -> dict[str, str]:
     return inputs | ({"tokenizer": tokens.load_tokenizer(job.tokenizer).sha256} if job.tokenizer else {})
 
 
+def finished(out: Path, key: str) -> Outcome | None:
+    """What an earlier run under this key left in OUT, if state.json and every dataset it names are whole."""
+    path = out / "state.json"
+    if not path.is_file():
+        return None
+    state = json.loads(path.read_bytes())
+    ids = state["content_ids"]
+    if state["key"] != key or any(io.verify(out / name) for name in ids):
+        return None
+    if any(io.read_manifest(out / name)["content_id"] != id for name, id in ids.items()):
+        return None
+    return Outcome(False, ids, state["rejected"], [f"up to date: {name} {id[:16]}" for name, id in ids.items()])
+
+
 def _up_to_date(out: Path, key: str) -> Outcome | None:
     path = out / "state.json"
     if not path.is_file():

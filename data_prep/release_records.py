@@ -14,6 +14,8 @@ from data_prep.materialize_units import SIDE, Picture
 from data_prep.schema import QA, SPLITS, Box, DataError
 from data_prep.sources import Reject
 
+SLIDES = "S-BIAD440"
+
 
 @dataclasses.dataclass(slots=True)
 class Release:
@@ -99,7 +101,9 @@ def _picture(id: str, release: Release) -> Picture:
         domain=release.domains[id],
         caption=release.captions.get(id, ""),
     )
-    if "bbox" not in source:
+    if not common.dataset:
+        raise ValueError("no data set")
+    if "bbox" not in source and common.dataset != SLIDES:
         return common
     slide_id, x, y = str(source["slide_id"]), int(source["patch_x"]), int(source["patch_y"])
     if int(source["patch_size"]) != SIDE:

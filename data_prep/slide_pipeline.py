@@ -18,7 +18,7 @@ from pathlib import Path
 from data_prep import io, qc, slide_table, subtype
 from data_prep.executors import Quarantined, run_units, take_shard
 from data_prep.files import atomic_write, canonical_json, sha256_file
-from data_prep.pipeline import Outcome, code_sha256
+from data_prep.pipeline import Outcome, code_sha256, finished
 from data_prep.progress import progress
 from data_prep.schema import SCHEMA_VERSION, DataError
 from data_prep.slide_table import SlideRow
@@ -46,8 +46,8 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
     work = job.out / ".units"
     if job.shard:
         rows = list(take_shard(rows, job.shard))  # hashes, opens and does these only
-        done = _process(job, job.root, rows, _hashes(job.root, rows), work)[0]
-        return Outcome(True, {}, {}, [f"shard {job.shard}: {len(done)} slides done; without --shard the rest follows"])
+        part = _process(job, job.root, rows, _hashes(job.root, rows), work)[0]
+        return Outcome(True, {}, {}, [f"shard {job.shard}: {len(part)} slides done; without --shard the rest follows"])
     hashes = _hashes(job.root, rows)
     inputs = _inputs(job, rows, hashes)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
@@ -111,17 +111,8 @@ def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str]) -> d
 
 
 def _up_to_date(out: Path, key: str) -> Outcome | None:
-    path = out / "state.json"
-    if not path.is_file():
-        return None
-    state = json.loads(path.read_bytes())
-    ids = state["content_ids"]
-    if state["key"] != key or any(io.verify(out / name) for name in ids):
-        return None
-    if any(io.read_manifest(out / name)["content_id"] != id for name, id in ids.items()):
-        return None
-    lines = [f"up to date: {name} {id[:16]}" for name, id in ids.items()]
-    return Outcome(False, ids, state["rejected"], lines or [NO_TILES])
+    done = finished(out, key)
+    return dataclasses.replace(done, lines=[NO_TILES]) if done and not done.lines else done
 
 
 def _process(

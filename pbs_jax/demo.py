@@ -126,7 +126,14 @@ def steps(out: Path, seed: int) -> list[Step]:
             ("data", "features", f"--root={data}", f"--backbone={backbone}"),
             ("data/cell_features",),
         ),
-        train("phase0_language_model", "phase 0b: language model", "--config.steps=70", "--config.weighting=token"),
+        train(
+            "phase0_language_model",
+            "phase 0b: language model",
+            "--config.steps=70",
+            "--config.batch_size=16",
+            "--config.optimizer.lr=1e-2",
+            "--config.weighting=token",
+        ),
         train(
             "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=12", xla_flags=QUICK_COMPILE
         ),

@@ -239,6 +239,7 @@ def test_every_fault_of_a_record_is_listed_and_the_rest_goes_on(plain: Path):
         cell_question(3, "VII_9", 0, 0, 1, BOX),
         moved,
         cell_question(5, "III_1", 512, 0, 1, BOX),
+        cell_question(7, "III_1", 0, 0, 7, BOX, source={"dataset": "S-BIAD440", "path": "images/III_1.tiff"}),
         cell_question(6, "III_1", 512, 0, 1, BOX, split="test"),
     ]
     args = ["data", "materialize", "--records", str(write_records(plain / "r.jsonl", records))]
@@ -250,9 +251,9 @@ def test_every_fault_of_a_record_is_listed_and_the_rest_goes_on(plain: Path):
     }  # fmt: skip
     assert lost[records[5]["id"]] == "its picture is held out"
     identity = read_manifest(plain / "out" / "cells")["identity"]
-    assert identity["in"] == 6 and identity["kept"] == 2
+    assert identity["in"] == 7 and identity["kept"] == 2
     assert {cell.split for cell in read_cells(plain / "out")} == {"train", "test"}
-    assert {qa.id for qa in read_questions(plain / "out")} == {records[0]["id"], records[6]["id"]}
+    assert {qa.id for qa in read_questions(plain / "out")} == {records[0]["id"], records[-1]["id"]}
 
 
 def test_captions_join_and_slides_get_a_table(plain: Path):
