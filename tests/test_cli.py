@@ -139,7 +139,7 @@ def test_config_from_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "--config is missing: name one of phase0_backbone"),
+        ([], "--config is missing: name one of classifier, phase0_backbone"),
         (["--config=phase3_cell"], 'did you mean "phase3_cell_qa"?'),
         (["--config=no/such.py"], "no/such.py: no such file"),
         (["--config=phase3_cell_qa:sise=nano"], 'argument "sise" is unknown'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from pbs_jax.ask.evidence import perceiver_attention, qformer_attention
@@ -28,6 +29,7 @@ def test_the_perceivers_attention_ignores_padding_and_finds_the_odd_patch():
     assert abs(weights[2] - alike[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_qformers_attention_comes_from_its_own_pass():
     small = ViTConfig(image_size=28, patch_size=14, dim=16, depth=1, heads=2, mlp_dim=16)
     vit = fresh(lambda: ViT(small, rngs=nnx.Rngs(0)))

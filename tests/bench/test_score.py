@@ -185,6 +185,7 @@ def test_rows_without_image_stand_above_models() -> None:
     assert latex.count("&") == latex.count(r" \\") * (len(table.header) - 1)
 
 
+@pytest.mark.slow
 def test_released_files_in_five_seconds(shared: Path, tmp_path: Path) -> None:
     """7,922 rows, both profiles, B = 10,000, with the constant rows; generous to a busy machine, strict on CPU time."""
     data = shared / "data/pbsbench"

@@ -225,7 +225,7 @@ def test_inspect_and_verify(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"caption: {cell.caption}" in capsys.readouterr().out
     assert image.read_bytes() == cell.image
     assert main(["data", "inspect", str(made), "PBC:none"]) == 1
-    assert 'no cell "PBC:none"' in capsys.readouterr().err
+    assert 'no record "PBC:none"' in capsys.readouterr().err
     broken = shutil.copytree(made, tmp_path / "broken")
     shard = next(broken.glob("cells/*/cells-test*"))
     shard.write_bytes(shard.read_bytes()[:-1])

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from data_prep import prompts, tokens
 from data_prep.qa import cell_questions
 from data_prep.records import parser, serializer
-from data_prep.schema import QA, Cell, DataError, shown_options
+from data_prep.schema import QA, WHITE_CELL_CLASSES, Cell, DataError, shown_options
 from data_prep.tokens import Tokenizer
 from tests.data_prep.wbcatt import expert_cells, made_cells
 
@@ -87,7 +87,9 @@ def test_long_qformer_text_is_cut_before_sep(tokenizer: Tokenizer) -> None:
 def test_caption_slot_pads_and_refuses_a_long_caption(tokenizer: Tokenizer, cells: list[Cell]) -> None:
     row = tokens.caption_slot(tokenizer, cells[0].caption)
     assert row.shape == (32,) and row[-1] == tokenizer.id(tokens.PAD)
-    assert tokenizer.decode(row) == cells[0].caption
+    text = cells[0].caption
+    within = text if text.split()[0].rstrip(".,") in WHITE_CELL_CLASSES else text[0].lower() + text[1:]
+    assert tokenizer.decode(row) == f" {within}", "the slot's words are the tokens that questions use"
     with pytest.raises(DataError, match=r"cell x: .* tokens, the visual slot 32; shorten it"):
         tokens.caption_slot(tokenizer, cells[0].caption * 2, where="cell x")
 

@@ -50,6 +50,7 @@ def test_a_sampled_answer_does_not_depend_on_its_neighbours_but_on_its_seed(mode
     assert together != answers(model, rows, visual, sampling=Sampling(temperature=1.5, seed=8), seeds=[4, 5, 6])
 
 
+@pytest.mark.slow
 def test_questions_that_share_a_prefix_answer_as_if_each_had_read_it(model):
     from flax import nnx
 
@@ -64,6 +65,7 @@ def test_questions_that_share_a_prefix_answer_as_if_each_had_read_it(model):
         assert answers(model, branches, None, prefix=prefix, owners=owners, penalty=penalty) == alone
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_settings_and_lengths_of_a_bucket(model):
     rows, visual = prompts()[:2], jax.random.normal(jax.random.key(0), (2, 8, 192))
     answers(model, rows, visual, sampling=Sampling(temperature=0.5))

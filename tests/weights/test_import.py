@@ -133,6 +133,7 @@ def qformer() -> Any:
     return random_tree(lambda rngs: QFormer(QFORMER, rngs=rngs), 1)
 
 
+@pytest.mark.slow
 def test_blip2_in_both_spellings(qformer: Any, tmp_path: Path) -> None:
     lavis = to_torch(qformer, qformer_table(QFORMER, "")) | {"visual_encoder.cls_token": np.zeros(4, np.float32)}
     for keep in (False, True):
@@ -152,6 +153,7 @@ def test_blip2_in_both_spellings(qformer: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_bert_fills_the_text_half_and_copies_it_for_the_queries(qformer: Any, tmp_path: Path) -> None:
     tensors = to_torch(qformer, bert_table())
     words, bias = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
