@@ -126,13 +126,13 @@ def steps(out: Path, seed: int) -> list[Step]:
             ("data", "features", f"--root={data}", f"--backbone={backbone}"),
             ("data/cell_features",),
         ),
+        train("phase0_language_model_drill", "phase 0b: language drills", "--config.steps=120"),
         train(
             "phase0_language_model",
             "phase 0b: language model",
-            "--config.steps=70",
-            "--config.batch_size=16",
-            "--config.optimizer.lr=1e-2",
-            "--config.weighting=token",
+            f"--config.init_from.language_model={runs / 'phase0_language_model_drill'}",
+            "--config.steps=40",
+            "--config.weighting=token",  # so few steps must also teach whole sentences
         ),
         train(
             "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=12", xla_flags=QUICK_COMPILE
