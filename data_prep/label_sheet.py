@@ -17,11 +17,10 @@ from data_prep import html, io
 from data_prep.datasets import CELL_FEATURES, cell_record, read_cells
 from data_prep.files import atomic_write, sha256_file
 from data_prep.review import Item, pictures, read_sheet, sample
-from data_prep.schema import CELL_LABELS, OTHERS, Cell, DataError
+from data_prep.schema import CELL_LABELS, NOT_WHITE, OTHERS, Cell, DataError
 from data_prep.stats import wilson
 
 PURPOSES = {"training": 20_000, "acceptance": 300}
-NOT_WHITE = ("Platelet", "Erythroblast")  # Others, with the type in `comments`: no white cells
 CHOICES = (*CELL_LABELS, *NOT_WHITE)
 SHEET = "labels.csv"
 CELLS_A_PAGE = 400

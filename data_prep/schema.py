@@ -17,6 +17,7 @@ WHITE_CELL_CLASSES = ("Neutrophil", "Lymphocyte", "Monocyte", "Eosinophil", "Bas
 OTHERS = "Others"  # a real cell of a type outside the five
 ARTIFACT = "Artifact"  # damaged, partial, debris
 CELL_LABELS = (*WHITE_CELL_CLASSES, OTHERS, ARTIFACT)
+NOT_WHITE = ("Platelet", "Erythroblast")  # raw types that are Others: the sources keep them in `comments`
 LABEL_SOURCES = ("human", "model", "heuristic", "synthetic")
 
 QUESTION_TYPES = ("true_false", "multiple_choice", "fill_blank", "open")

@@ -28,7 +28,6 @@ from pbs_jax.models.sizes import backbone_shape, get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
-from pbs_jax.train.state import tree_sha256
 
 MODES = ("generate", "letter_likelihood")
 # Longest answers per type, in tokens: the closed ones are a letter, a word or ten words.
@@ -174,19 +173,14 @@ def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
     content = handover.read(workdir, ("cell_qa",))
     facts = content["facts"]
-    tokenizer = load_tokenizer(Path(content["config"]["data"]["root"]) / "tokenizer")
-    if tokenizer.sha256 != facts["tokenizer_sha256"]:
-        raise DataError(
-            f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer"
-        )
+    words = Path(content["config"]["data"]["root"]) / "tokenizer"
+    tokenizer = load_tokenizer(words)
+    handover.same_tokenizer(workdir, facts, tokenizer, words)
     size = get_size(facts["size"], tokenizer)
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     params = handover.load(workdir, ["qformer", "projector"])
-    params |= handover.load(facts["language_model"], ["language_model"])
-    params |= handover.load(facts["backbone"], ["backbone"])
     for name in ("language_model", "backbone"):
-        if tree_sha256(params[name]) != facts[f"{name}_sha256"]:
-            raise DataError(f"{facts[name]} no longer holds the {name} that {workdir} was trained with")
+        params |= handover.load_recorded(workdir, facts, name)
     graphs = {
         "backbone": definition(lambda rngs: ViT(size.vit, rngs=rngs)),
         "qformer": definition(lambda rngs: QFormer(size.qformer, rngs=rngs)),

@@ -23,7 +23,6 @@ from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
 from pbs_jax.models.sizes import get_size
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
-from pbs_jax.train.state import tree_sha256
 
 VISUAL_TREES = ("slide_perceiver", "projector")
 SLIDES_AT_ONCE = 8
@@ -71,16 +70,12 @@ def load_slide_answerer(workdir: str | Path, batch_size: int = 64) -> SlideAnswe
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
     content = handover.read(workdir, ("slide_qa",))
     facts = content["facts"]
-    tokenizer = load_tokenizer(Path(content["config"]["data"]["root"]) / "tokenizer")
-    if tokenizer.sha256 != facts["tokenizer_sha256"]:
-        raise DataError(
-            f"{workdir} was trained with another tokenizer than {content['config']['data']['root']}/tokenizer"
-        )
+    words = Path(content["config"]["data"]["root"]) / "tokenizer"
+    tokenizer = load_tokenizer(words)
+    handover.same_tokenizer(workdir, facts, tokenizer, words)
     size = get_size(facts["size"], tokenizer)
     shape = size.slide_perceiver(facts["features"]["dim"])
-    params = handover.load(workdir, VISUAL_TREES) | handover.load(facts["language_model"], ["language_model"])
-    if tree_sha256(params["language_model"]) != facts["language_model_sha256"]:
-        raise DataError(f"{facts['language_model']} no longer holds the language_model that {workdir} was trained with")
+    params = handover.load(workdir, VISUAL_TREES) | handover.load_recorded(workdir, facts, "language_model")
     graphs = {
         "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),

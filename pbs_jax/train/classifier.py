@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from sklearn.metrics import f1_score, roc_auc_score
 
 from data_prep.io import open_dataset
-from data_prep.schema import ARTIFACT, WHITE_CELL_CLASSES, DataError
+from data_prep.schema import ARTIFACT, NOT_WHITE, WHITE_CELL_CLASSES, DataError
 from pbs_jax.data.examples import Example, FeatureTable
 from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.layers import LayerNorm
@@ -29,7 +29,6 @@ from pbs_jax.train.phase import Phase, batches, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
 
 TARGETS = {"subtype": WHITE_CELL_CLASSES, "white_cell": ("not a white cell", "white cell")}
-NOT_WHITE = ("Platelet", "Erythroblast")  # raw types, which the sources keep in `comments`
 NORM_RULES = ((r"scale|bias", PartitionSpec()),)
 NORM_EPS = 1e-6
 

@@ -16,10 +16,11 @@ from jax.sharding import NamedSharding
 
 from data_prep.io import atomic_write
 from data_prep.schema import DataError
+from data_prep.tokens import Tokenizer
 from pbs_jax.sharding.mesh import fit
 from pbs_jax.sharding.rules import Rules, specs
 from pbs_jax.train.checkpoint import load_params
-from pbs_jax.train.state import Params, leaves_by_name
+from pbs_jax.train.state import Params, leaves_by_name, tree_sha256
 
 FILE = "handover.json"
 
@@ -83,6 +84,20 @@ def load(
 
         return load_linked(Path(workdir), content, expected)
     return load_params(Path(workdir) / "checkpoints" / str(content["step"]), expected)
+
+
+def same_tokenizer(workdir: str | Path, facts: Mapping[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
+    """Raises DataError unless the phase with these facts was trained with the tokenizer, which lies in `folder`."""
+    if facts["tokenizer_sha256"] != tokenizer.sha256:
+        raise DataError(f"{workdir} was trained with another tokenizer than {folder}")
+
+
+def load_recorded(workdir: str | Path, facts: Mapping[str, Any], name: str) -> Params:
+    """{name: tree} from the workdir that a phase's facts name for it. Raises DataError when its hash is not the recorded one."""
+    tree = load(facts[name], [name])
+    if tree_sha256(tree[name]) != facts[f"{name}_sha256"]:
+        raise DataError(f"{facts[name]} no longer holds the {name} that {workdir} was trained with")
+    return tree
 
 
 def report(trainable: Params, frozen: Params, loaded: Iterable[str], dropped: Iterable[str] = ()) -> str:

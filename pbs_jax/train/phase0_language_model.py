@@ -51,8 +51,8 @@ def build(config: Any) -> Phase:
 
     before = config.init_from.language_model
     if before:
-        if handover.read(before, ("language_model",))["facts"]["tokenizer_sha256"] != tokenizer.sha256:
-            raise DataError(f"{before} was trained with another tokenizer than {root}/tokenizer")
+        facts = handover.read(before, ("language_model",))["facts"]
+        handover.same_tokenizer(before, facts, tokenizer, root / "tokenizer")
         decoder = handover.load(before, ["language_model"])["language_model"]
     else:
         decoder = add_matching_heads(decoder, shape, slot_id, config.seed)

@@ -87,8 +87,7 @@ def build(config: Any) -> Phase:
     tokenizer = load_tokenizer(root / "tokenizer")
     size = get_size(config.size, tokenizer)
     before = handover.read(config.init_from.qformer, ("cell_representation",))
-    if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
-        raise DataError(f"{config.init_from.qformer} was trained with another tokenizer than {root}/tokenizer")
+    handover.same_tokenizer(config.init_from.qformer, before["facts"], tokenizer, root / "tokenizer")
     trainable = {name: parameters(networks(size)[name], config.seed)[1] for name in ("patch_perceiver", "alignment")}
     qformer = handover.load(config.init_from.qformer, ["qformer"], rules={"qformer": QFORMER_RULES})["qformer"]
     cells = FeatureTable(store, ("train", "val"))

@@ -66,8 +66,7 @@ def build(config: Any) -> Phase:
     size = get_size(config.size, tokenizer, int8=config.int8)
     for name, phase in (("qformer", "cell_representation"), ("language_model", "language_model")):
         before = handover.read(config.init_from[name], (phase,))
-        if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
-            raise DataError(f"{config.init_from[name]} was trained with another tokenizer than {root}/tokenizer")
+        handover.same_tokenizer(config.init_from[name], before["facts"], tokenizer, root / "tokenizer")
     _, projector = parameters(networks(size)["projector"], config.seed)
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
     language_model = frozen_language_model(config, size)
@@ -78,9 +77,8 @@ def build(config: Any) -> Phase:
         raise DataError(
             f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`"
         )
-    train, val = (
-        arrange(Preloaded(QuestionBins(root, split, features=features)), config) for split in ("train", "val")
-    )
+    bins = {split: QuestionBins(root, split, features=features) for split in ("train", "val")}
+    train, val = (arrange(Preloaded(source), config) for source in bins.values())
     return Phase(
         name="cell_qa",
         trainable={"qformer": qformer, "projector": projector},
@@ -98,9 +96,9 @@ def build(config: Any) -> Phase:
             "language_model_sha256": tree_sha256(language_model),
             "datasets": {
                 "cell_features": features.content_id,
-                "cell_qa_tokens": QuestionBins(root, "train").content_id,
+                "cell_qa_tokens": bins["train"].content_id,
             },
         },
-        example_id=QuestionBins(root, "train").image_id,
+        example_id=bins["train"].image_id,
         loaded=("qformer",),
     )

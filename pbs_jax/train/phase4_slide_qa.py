@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from data_prep.prompts import IMAGE_PAD
-from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import Preloaded
 from pbs_jax.data.rows import arrange
@@ -68,15 +67,15 @@ def build(config: Any) -> Phase:
     tokenizer = load_tokenizer(root / "tokenizer")
     size = get_size(config.size, tokenizer, int8=config.int8)
     before = handover.read(config.init_from.language_model, ("language_model",))
-    if before["facts"]["tokenizer_sha256"] != tokenizer.sha256:
-        raise DataError(f"{config.init_from.language_model} was trained with another tokenizer than {root}/tokenizer")
+    handover.same_tokenizer(config.init_from.language_model, before["facts"], tokenizer, root / "tokenizer")
     bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)
     trainable = {
         name: parameters(networks(size, bags.dim)[name], config.seed)[1] for name in ("slide_perceiver", "projector")
     }
     language_model = frozen_language_model(config, size)
     loss = make_loss(size, bags.dim, tokenizer.id(IMAGE_PAD), config)
-    train, val = (arrange(Preloaded(SlideQuestions(root, split, bags)), config) for split in ("train", "val"))
+    questions = {split: SlideQuestions(root, split, bags) for split in ("train", "val")}
+    train, val = (arrange(Preloaded(source), config) for source in questions.values())
     return Phase(
         name="slide_qa",
         trainable=trainable,
@@ -94,7 +93,7 @@ def build(config: Any) -> Phase:
             "language_model_sha256": tree_sha256(language_model),
             "datasets": {
                 "slide_features": bags.content_id,
-                "slide_qa_tokens": SlideQuestions(root, "train", bags).content_id,
+                "slide_qa_tokens": questions["train"].content_id,
             },
         },
     )

@@ -106,8 +106,8 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
     words = tokenizer_folder(workdir, facts) if imported else root / "tokenizer"
     wordless = phase in ("backbone", "classifier") or (imported and not (words / TOKENIZER).is_file())
     tokenizer = None if wordless else load_tokenizer(words)
-    if tokenizer and tokenizer.sha256 != facts["tokenizer_sha256"]:
-        raise DataError(f"{workdir} was trained with another tokenizer than {words}")
+    if tokenizer:
+        handover.same_tokenizer(workdir, facts, tokenizer, words)
     size = true_shapes(get_size(facts["size"], None if imported else tokenizer), facts)
     tables = {name: table for name, table in phase_tables(phase, size).items() if name in content["trees"]}
     load = load_slide_answerer if phase == "slide_qa" else load_answerer
