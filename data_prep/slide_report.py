@@ -44,21 +44,12 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     slides = list(read_slides(out)) if (out / "slides").is_dir() else []
     rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     scores = {path.stem: json.loads(path.read_bytes()) for path in sorted((out / "qc").glob("*.json"))}
-    cells: dict[str, list[Cell]] = {}
-    if (out / "cells").is_dir():
-        for cell in read_cells(out):
-            cells.setdefault(cell.slide_id, []).append(cell)
     sections = [
         html.Section("Identity", _identity(out, slides, rejects), "What went in, what was kept, and why not the rest."),
         html.Section("Quality", _quality(scores.values(), root), "Scores of all tiles, kept at 0.5 and above."),
     ]
-    shown = sorted(slides, key=lambda slide: stable_hash("report", slide.slide_id))[:SLIDES_SHOWN]
-    shown.sort(key=lambda slide: slide.slide_id)
-    for slide in progress(shown, len(shown), "report, slides"):
-        score = json.loads(scores_file(out, slide.slide_id).read_bytes())
-        sections.append(
-            html.Section(f"Slide {slide.slide_id}", _slide(slide, score, root, cells.get(slide.slide_id, [])))
-        )
+    shown, found = slide_sections(out, root, slides, SLIDES_SHOWN)
+    sections += shown
     reasons = {reject["id"]: reject for reject in rejects}
     for id in sorted(reasons.keys() & {unquote(name) for name in scores})[:SLIDES_SHOWN]:
         score = scores[quote(id, safe="")]
@@ -68,11 +59,27 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     page = html.render_page(
         "Slides",
         sections,
-        subtitle=f"{len(slides)} slides, {kept} tiles, {sum(map(len, cells.values()))} white cells{note}",
+        subtitle=f"{len(slides)} slides, {kept} tiles, {found} white cells{note}",
         warnings=_warnings(slides, rejects),
     )
     atomic_write(target, page)
     return target
+
+
+def slide_sections(out: Path, root: Path, slides: Sequence[Slide], limit: int) -> tuple[list[html.Section], int]:
+    """A section for each of at most `limit` slides, drawn by hash, and the number of white cells of all of them."""
+    cells: dict[str, list[Cell]] = {}
+    if (out / "cells").is_dir():
+        for cell in read_cells(out):
+            cells.setdefault(cell.slide_id, []).append(cell)
+    shown = sorted(slides, key=lambda slide: stable_hash("report", slide.slide_id))[:limit]
+    shown.sort(key=lambda slide: slide.slide_id)
+    sections = []
+    for slide in progress(shown, len(shown), "report, slides"):
+        score = json.loads(scores_file(out, slide.slide_id).read_bytes())
+        body = _slide(slide, score, root, cells.get(slide.slide_id, []))
+        sections.append(html.Section(f"Slide {slide.slide_id}", body))
+    return sections, sum(map(len, cells.values()))
 
 
 def _warnings(slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`pbs demo`: the whole job, offline, on CPU, in minutes: from drawn cells to a report, by ordinary `pbs` commands.
+"""`pbs demo`: the whole job, offline, on CPU, in minutes: from drawn cells and smears to a report, by ordinary commands.
 
 Each step runs as its own process (its memory goes back) and leaves a marker with a hash of what it was asked and of the
 steps before it. A second run reuses what is finished, continues what was interrupted, and redoes what changed.
@@ -26,9 +26,9 @@ from data_prep.schema import DataError
 
 CELLS_PER_CLASS = 120  # 360 training cells
 QUESTIONS = 400  # of the held-out ones, asked with and without the image
+SMEARS = 30  # 15 to train on, 10 held out
 # Halves the compilation of the Q-Former's graphs, which for so few steps costs more than the steps.
 QUICK_COMPILE = "--xla_backend_optimization_level=1"
-PHASES = ("phase0_backbone", "phase0_language_model", "phase1_cell_representation", "phase3_cell_qa")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Step:
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
-        help="the whole job, offline, on CPU, in minutes: drawn cells to report.html",
-        description="Draws cells, writes shards, trains phases 0a, 0b, 1 and 3 at size nano, scores held-out questions "
+        help="the whole job, offline, on CPU, in minutes: drawn smears to report.html",
+        description="Draws cells and smears, writes shards, trains phases 0 to 4 at size nano, scores held-out questions "
         "with and without the image, compares with PyTorch, writes report.html. Run again, it reuses or resumes.",
     )
     parser.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help="output folder (demo_out)")
@@ -85,25 +85,37 @@ def run(args: argparse.Namespace) -> int:
 
 def steps(out: Path, seed: int) -> list[Step]:
     """The demo's commands in order."""
-    data, runs, bench = out / "data", out / "runs", out / "bench"
-
-    def train(phase: str, title: str, *overrides: str, xla_flags: str = "") -> Step:
-        argv = ("train", f"--config={phase}", f"--config.data.root={data}", f"--config.seed={seed}", *overrides)
-        return Step(phase, title, (*argv, f"--workdir={runs / phase}"), (f"runs/{phase}",), xla_flags=xla_flags)
-
-    def ask(name: str, title: str, *options: str) -> Step:
-        argv = (
-            "bench",
-            "run",
-            f"--model=pbs:{runs / PHASES[-1]}",
-            f"--data={data}",
-            f"--out={bench / name}",
-            "--name=nano",
-            f"--limit={QUESTIONS}",
+    data, smears, slides, runs, bench = (out / name for name in ("data", "smears", "slides", "runs", "bench"))
+    backbone, language_model, qformer, alignment, cell_qa, slide_qa = (
+        runs / phase
+        for phase in (
+            "phase0_backbone",
+            "phase0_language_model",
+            "phase1_cell_representation",
+            "phase2_cell_patch_alignment",
+            "phase3_cell_qa",
+            "phase4_slide_qa",
         )
-        return Step(f"ask_{name}", title, (*argv, *options), (f"bench/{name}",))
+    )
 
-    backbone, language_model, qformer = (runs / phase for phase in PHASES[:3])
+    def train(workdir: Path, title: str, steps: int, *overrides: str, root: Path = data, xla_flags: str = "") -> Step:
+        phase = workdir.name
+        argv = ("train", f"--config={phase}", f"--config.data.root={root}", f"--config.seed={seed}", *overrides)
+        argv += (f"--config.steps={steps}", f"--workdir={workdir}")
+        return Step(phase, title, argv, (f"runs/{phase}",), xla_flags=xla_flags)
+
+    def features(root: Path, kind: str, title: str, *options: str) -> Step:
+        argv = ("data", "features", f"--root={root}", f"--backbone={backbone}", f"--kind={kind}", *options)
+        return Step(f"{root.name}_{kind}_features", title, argv, (f"{root.name}/{kind}_features",))
+
+    def ask(name: str, title: str, model: Path, root: Path, *options: str) -> Step:
+        argv = ("bench", "run", f"--model=pbs:{model}", f"--data={root}", f"--out={bench / name}", "--name=nano")
+        return Step(f"ask_{name}", title, (*argv, f"--limit={QUESTIONS}", *options), (f"bench/{name}",))
+
+    def score(name: str, title: str, root: Path) -> Step:
+        argv = ("bench", "report", str(bench / name), str(bench / f"{name}_blind"), f"--train={root}")
+        return Step(f"score_{name}", title, (*argv, f"--out={bench / name}_report"), (f"bench/{name}_report",))
+
     return [
         Step(
             "data",
@@ -119,52 +131,94 @@ def steps(out: Path, seed: int) -> list[Step]:
             ),
             ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
         ),
-        train("phase0_backbone", "phase 0a: vision backbone", "--config.steps=80"),
+        train(backbone, "phase 0a: vision backbone", 80),
         Step(
-            "features",
-            "backbone features of every cell",
-            ("data", "features", f"--root={data}", f"--backbone={backbone}"),
-            ("data/cell_features",),
+            "smears",
+            "drawn smears",
+            (
+                "data",
+                "synth",
+                "--kind=smear",
+                f"--out={smears}",
+                f"--n={SMEARS}",
+                "--size=1536x1024",
+                "--cells=30",
+                f"--seed={seed}",
+                "--workers=2",
+            ),
+            ("smears",),
         ),
-        train("phase0_language_model_drill", "phase 0b: language drills", "--config.steps=120"),
+        Step(
+            "slides",
+            "tiles, quality control, cells and their names",
+            (
+                "data",
+                "run",
+                "--source=slides",
+                f"--root={smears}",
+                f"--table={smears / 'slides.csv'}",
+                f"--out={slides}",
+                f"--backbone={backbone}",
+                "--workers=2",
+            ),
+            ("slides",),
+        ),
+        Step(
+            "slide_qa",
+            "questions about slides",
+            ("data", "qa", str(slides), f"--tokenizer={data / 'tokenizer'}", f"--truth={smears}"),
+            ("slides/slide_qa", "slides/slide_qa_tokens", "slides/tokenizer"),
+        ),
+        features(data, "cell", "backbone features of every cell"),
+        features(slides, "cell", "backbone features of the slides' cells"),
+        features(slides, "patch", "backbone features of the slides' patches"),
+        train(runs / "phase0_language_model_drill", "phase 0b: language drills", 120),
         train(
-            "phase0_language_model",
+            language_model,
             "phase 0b: language model",
+            40,
             f"--config.init_from.language_model={runs / 'phase0_language_model_drill'}",
-            "--config.steps=40",
+            f"--config.data.slides={slides}",
             "--config.weighting=token",  # so few steps must also teach whole sentences
         ),
+        train(qformer, "phase 1: Q-Former on captions", 12, xla_flags=QUICK_COMPILE),
         train(
-            "phase1_cell_representation", "phase 1: Q-Former on captions", "--config.steps=12", xla_flags=QUICK_COMPILE
+            alignment,
+            "phase 2: patches learn to read as their cells do",
+            30,
+            f"--config.init_from.backbone={backbone}",
+            f"--config.init_from.qformer={qformer}",
+            root=slides,
+            xla_flags=QUICK_COMPILE,
         ),
+        features(slides, "slide", "phase-2 tokens of every slide", f"--alignment={alignment}"),
         train(
-            "phase3_cell_qa",
-            "phase 3: answers from images",
+            cell_qa,
+            "phase 3: answers from cells",
+            55,
             f"--config.init_from.backbone={backbone}",
             f"--config.init_from.language_model={language_model}",
             f"--config.init_from.qformer={qformer}",
-            "--config.steps=55",
             xla_flags=QUICK_COMPILE,
         ),
-        ask("image", "asking the held-out questions"),
-        ask("blind", "asking them again without the image", "--modality=blind"),
-        Step(
-            "score",
-            "scores beside blind rows",
-            (
-                "bench",
-                "report",
-                str(bench / "image"),
-                str(bench / "blind"),
-                f"--train={data}",
-                f"--out={bench / 'report'}",
-            ),
-            ("bench/report",),
+        train(
+            slide_qa,
+            "phase 4: answers from slides",
+            40,
+            f"--config.init_from.language_model={language_model}",
+            root=slides,
+            xla_flags=QUICK_COMPILE,
         ),
+        ask("cells", "asking the held-out questions about cells", cell_qa, data),
+        ask("cells_blind", "asking them again without the image", cell_qa, data, "--modality=blind"),
+        score("cells", "cells: scores beside blind rows", data),
+        ask("slides", "asking the held-out questions about slides", slide_qa, slides),
+        ask("slides_blind", "asking them again without the slide", slide_qa, slides, "--modality=blind"),
+        score("slides", "slides: scores beside blind rows", slides),
         Step(
             "export",
             "weights for PyTorch",
-            ("weights", "export", f"--workdir={runs / PHASES[-1]}", f"--out={out / 'export'}"),
+            ("weights", "export", f"--workdir={cell_qa}", f"--out={out / 'export'}"),
             ("export",),
         ),
         Step(

@@ -1,4 +1,4 @@
-"""The demo's report.html: scores beside blind rows, cells by class, curves of each phase, examples, PyTorch check."""
+"""The demo's report.html: scores beside blind rows, slides, cells by class, curves, examples, PyTorch check."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from data_prep import charts, html
 from data_prep.io import atomic_write, open_dataset
 from data_prep.progress import duration
 from data_prep.schema import QUESTION_TYPES, WHITE_CELL_CLASSES, stable_hash
+from data_prep.slide_datasets import read_slides
+from data_prep.slide_report import slide_sections
 
 if TYPE_CHECKING:
     from pbs_jax.demo import Step
@@ -21,7 +23,7 @@ NANO = (
     "Size nano: a stand-in backbone, supervised on the same cell labels, and answers from a closed list. The figures "
     "show that the parts work together; they are not comparable with the paper's tables."
 )
-DRAWN = "The cells of this demo are drawn by a program with known attributes; no real blood is involved."
+DRAWN = "Cells and smears of this demo are drawn by a program with known attributes; no real blood is involved."
 # The number that stands for each question type, and what guessing gives (None: it depends on the questions).
 HEADLINE: dict[str, tuple[str, str, float | None]] = {
     "true_false": ("balanced_accuracy", "true or false, balanced accuracy", 0.5),
@@ -33,25 +35,29 @@ PHASES = {
     "phase0_backbone": "phase 0a: backbone on cell labels",
     "phase0_language_model": "phase 0b: language model reads the caption in the visual slot",
     "phase1_cell_representation": "phase 1: Q-Former on captions",
-    "phase3_cell_qa": "phase 3: answers from images",
+    "phase2_cell_patch_alignment": "phase 2: patch tokens beside their cells'",
+    "phase3_cell_qa": "phase 3: answers from cells",
+    "phase4_slide_qa": "phase 4: answers from slides",
 }
+SLIDES_SHOWN = 4
 CELLS_PER_CLASS = 9
 EXAMPLES_PER_TYPE = 2
 
 
 def write(out: Path, plan: Sequence[Step], seed: int, left_out: Sequence[str]) -> Path:
     """Puts report.html together from what the steps left under `out`."""
-    scores = json.loads((out / "bench" / "report" / "report.json").read_text())["cells"]
     images = {record["cell_id"]: record for record in open_dataset(out / "data" / "cells", "test")}
+    slides = [slide for slide in read_slides(out / "slides") if slide.split == "test"]
+    shown, _ = slide_sections(out / "slides", out / "smears", slides, SLIDES_SHOWN)
     sections = [
-        html.Section(
-            "Result", result(scores), "Held-out cells; every bar carries its 95 % interval, resampled by image."
-        ),
+        html.Section("Cells: result", scores(out, "cells"), "Held-out cells; 95 % intervals, resampled by image."),
+        html.Section("Slides: result", scores(out, "slides"), "Held-out smears; 95 % intervals, resampled by slide."),
+        *shown,
         html.Section("Cells", mosaic(images.values()), "Crops of the test split, by class."),
         html.Section("Training", html.columns(curves(out / "runs")), "Loss over the steps of each phase."),
         html.Section(
             "Examples",
-            html.qa_examples(examples(out / "bench" / "image" / "predictions.jsonl", images)),
+            html.qa_examples(examples(out / "bench" / "cells" / "predictions.jsonl", images)),
             "Right and wrong ones.",
         ),
         html.Section("PyTorch", pytorch(out / "torch.json")),
@@ -63,13 +69,18 @@ def write(out: Path, plan: Sequence[Step], seed: int, left_out: Sequence[str]) -
     page = html.render_page(
         title,
         sections,
-        subtitle=f"pbs demo · synthetic cells · size nano · seed {seed}",
+        subtitle=f"pbs demo · synthetic cells and smears · size nano · seed {seed}",
         warnings=[f"{NANO} {DRAWN}", *left_out],
         footer=f"pbs {pbs_jax.__version__}",
     )
     path = out / "report.html"
     atomic_write(path, page)
     return path
+
+
+def scores(out: Path, track: str) -> str:
+    """`result` of the track's report ("cells" or "slides")."""
+    return result(json.loads((out / "bench" / f"{track}_report" / "report.json").read_text())["cells"])
 
 
 def result(scores: Sequence[dict[str, Any]]) -> str:
