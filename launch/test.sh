@@ -12,6 +12,8 @@ if [ "${1:-}" = --slow ]; then
 fi
 setup test demo
 cd "$ROOT"
+# As `pbs train` sets it for itself (pbs_jax/cli.py): tests that train take half the time.
+export GLIBC_TUNABLES="${GLIBC_TUNABLES-$("$VENV/bin/python" -c 'from pbs_jax.cli import MALLOC; print(MALLOC)')}"
 run() { "$VENV/bin/python" -m "$@" </dev/null; }
 
 say "lint: ruff"

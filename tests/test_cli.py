@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,17 @@ def test_failures_are_sentences(
     monkeypatch.setenv("PBS_TRACEBACK", "1")
     assert run_raising(error, monkeypatch) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+@pytest.mark.parametrize(("command", "kept"), [("train", True), ("data", False)])
+def test_a_computing_command_keeps_its_memory(command: str, kept: bool, repo: Path) -> None:
+    code = "import os, sys; from pbs_jax import cli; cli.keep_memory(sys.orig_argv); print(os.environ.get('GLIBC_TUNABLES'))"
+    clean = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, command], env=clean, cwd=repo, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (cli.MALLOC if kept else "None")
 
 
 def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
