@@ -15,11 +15,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if config.size == "7b":
         raise ValueError('phase0_backbone has no size "7b": import DinoBloom with `pbs weights import` instead')
     config.phase = "backbone"
-    config.batch_size = 64
-    config.steps = 400
+    config.batch_size = 48
+    config.steps = 800
     config.optimizer.name = "muon"
     config.optimizer.lr = 1e-2  # from scratch
     config.optimizer.weight_decay = 0.05  # usual for a ViT from scratch
     config.label_smoothing = 0.1
-    config.attribute_weight = 2.0  # of the mean loss over the eleven attributes, beside the cell type's
+    config.attribute_weight = 4.0  # of the mean loss over the eleven attributes, beside the cell type's
     return base.finish(config)

@@ -12,7 +12,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.phase = "cell_qa"
     if config.size != "7b":
         config.batch_size = 16  # bins: one image with several questions each
-        config.steps = 500
+        config.steps = 600
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3
     else:

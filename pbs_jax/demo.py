@@ -131,7 +131,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             ),
             ("data/cells", "data/cell_qa", "data/cell_qa_tokens", "data/tokenizer"),
         ),
-        train(backbone, "phase 0a: vision backbone", 80),
+        train(backbone, "phase 0a: vision backbone", 100),
         Step(
             "smears",
             "drawn smears",
