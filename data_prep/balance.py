@@ -9,12 +9,51 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from data_prep.schema import stable_hash
+from data_prep.schema import QA, question_id, stable_hash
 
 Values = tuple[str, ...]
 type Pools[T] = Mapping[Values, Sequence[T]]  # values of one or more facts -> the images that have them
+
+
+class Placed(Protocol):
+    """A cell or a slide: what of it every question repeats."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+
+
+def template_question(
+    space: str,
+    image: Placed,
+    image_id: str,
+    kind: str,
+    task: str,
+    question: str,
+    answer: str,
+    options: Iterable[str] = (),
+    level: str = "cell",
+    **provenance: Any,
+) -> QA:
+    """A question as every template writes it: options sorted, and an id from what is asked, never from the answer."""
+    shown = tuple(sorted(options))
+    return QA(
+        id=question_id(space, image_id, kind, question, *shown),
+        image_id=image_id,
+        level=level,
+        domain=image.domain,
+        split=image.split,
+        task=task,
+        question_type=kind,
+        question=question,
+        answer=answer,
+        options=shown,
+        provenance={"writer": "template", **provenance},
+    )
 
 
 class Load[T]:

@@ -62,6 +62,8 @@ def _granules(words: dict[str, str]) -> str:
 def _type_only(label: str) -> str:
     if label in WHITE_CELL_CLASSES:
         return f"{'An' if label[0] in 'AEIOU' else 'A'} {label}."
+    if not label:
+        return "A white blood cell."
     return "A damaged or partial cell." if label == ARTIFACT else "A white blood cell of another type."
 
 

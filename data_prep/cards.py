@@ -7,8 +7,10 @@ measured on the released files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from data_prep import io
 from data_prep.html import RESEARCH_NOTICE
 
 DATA_LIMITS = (
@@ -73,11 +75,26 @@ TEMPLATE_NOTE = (
 
 
 def data_card(name: str, summary: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Markdown card of a question set. `summary`: the content of instruct.json, or figures of the like."""
-    writer = str(summary.get("provider", "unknown"))
-    made = TEMPLATE_NOTE if writer == "template" else "Written by a language model and screened by rules; see below."
+    """Markdown card of a question set. `summary`: the content of instruct.json, or `job_summary`."""
+    known = {"template": TEMPLATE_NOTE, "release": RELEASED_NOTE}
+    made = known.get(str(summary.get("provider")), "Written by a language model and screened by rules; see below.")
     figures = [f"- {key}: {_inline(value)}" for key, value in summary.items()]
     return _card(name, "Question set", [made, *notes], figures, DATA_LIMITS)
+
+
+def job_summary(root: Path) -> dict[str, Any]:
+    """Figures of a data job's folder from its manifests; empty where it holds no dataset."""
+    names = [name for name in ("slides", "cells", "cell_qa", "slide_qa") if (root / name / io.VERSION).is_dir()]
+    found: dict[str, Any] = {}
+    for name in names:
+        manifest = io.read_manifest(root / name)
+        released = manifest["config"].get("source") == "released"
+        found["provider"] = "release" if released else found.get("provider", "template")
+        found[name] = {
+            "content id": manifest["content_id"][:16], **manifest["identity"], "by split": manifest["splits"],
+            "split by": manifest["split"]["level"], "licences": "; ".join(manifest["licences"]) or "none stated",
+        }  # fmt: skip
+    return found
 
 
 def model_card(name: str, facts: Mapping[str, Any], notes: Sequence[str] = ()) -> str:

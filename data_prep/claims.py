@@ -15,6 +15,7 @@ from rapidfuzz import fuzz
 
 from data_prep import differential, qa_bank, stats
 from data_prep.schema import QA, WHITE_CELL_CLASSES, Cell
+from data_prep.slide_datasets import Slide
 
 TOLERANCE = 0.02  # beyond the Wilson interval, for percentages of a differential
 
@@ -34,6 +35,10 @@ class Facts:
 
 def cell_facts(cell: Cell) -> Facts:
     return Facts(cell.label, cell.attributes)
+
+
+def slide_facts(slide: Slide) -> Facts:
+    return Facts(diagnosis=slide.diagnosis, counts=slide.counts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

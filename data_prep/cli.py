@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     run = commands.add_parser(
         "run", help="cells -> cells, cell_qa, cell_qa_tokens, tokenizer; slides -> slides, patches, cells"
     )
-    run.add_argument("--source", required=True, choices=("pbc", "bccd", "synthetic", "slides"))
+    run.add_argument("--source", required=True, choices=("pbc", "bccd", "lmu", "apl", "lisc", "synthetic", "slides"))
     run.add_argument("--root", type=Path, help="folder that holds the source's data or slides (not for synthetic)")
     run.add_argument("--out", required=True, type=Path, help="folder for the datasets")
     cli_release.add_executor_arguments(run)

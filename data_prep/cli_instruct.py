@@ -25,11 +25,21 @@ def add_commands(commands: Any) -> None:
     instruct.add_argument("--out", type=Path, required=True, help="another folder, for the new datasets")
     instruct.add_argument("--level", choices=("cell", "slide"), default="cell")
     instruct.add_argument("--parts", choices=("both", "captions", "questions"), default="both", help="what to write")
+    instruct.add_argument(
+        "--captions",
+        type=Path,
+        help="slides: the --out of instruct on their cells, which the summaries are written from",
+    )
     instruct.add_argument("--limit", type=int, help="only so many images, chosen by hash")
     instruct.add_argument("--seed", type=int, default=0)
     instruct.add_argument("--bin-length", type=int, default=320, help="tokens of a packed row (default 320)")
     instruct.add_argument("--tokenizer", type=Path, help="folder of a tokenizer.json (default: that of --root)")
-    instruct.add_argument("--knowledge", type=float, default=0.0, help="template: background questions per cell")
+    instruct.add_argument(
+        "--knowledge",
+        type=float,
+        default=2.0,
+        help="template: background questions per cell (default 2: a tenth of all)",
+    )
     instruct.add_argument("--model", help="name of the language model (openai, replay)")
     instruct.add_argument("--store", type=Path, help="folder of its answers (default: OUT/llm)")
     instruct.add_argument("--max-tokens", type=int, default=1500, help="of an answer (default 1500)")
@@ -43,6 +53,7 @@ def add_commands(commands: Any) -> None:
 
     quality = commands.add_parser("quality", help="run questions through the quality rules; balance released files")
     quality.add_argument("path", type=Path, help="a JSONL file, a folder of them, or the --out of a job")
+    quality.add_argument("--root", type=Path, help="job whose cells and slides say what is recorded (default: PATH)")
     quality.add_argument("--rejects", type=Path, help="write the rejected questions with their reasons to this JSONL")
     quality.add_argument("--rebalance", type=Path, metavar="OUT", help="write balanced derivatives of JSONL files here")
     quality.add_argument("--seed", type=int, default=0)
@@ -51,6 +62,7 @@ def add_commands(commands: Any) -> None:
     review = commands.add_parser("review", help="write a review sheet, or read its verdicts")
     review.add_argument("--root", type=Path, help="the --out of a job: write a sheet from it")
     review.add_argument("--out", type=Path, help="folder for review.html and review.csv")
+    review.add_argument("--pictures", type=Path, help="job that holds the cells or patches (default: --root)")
     review.add_argument("--kind", choices=("captions", "questions"), default="captions")
     review.add_argument("--count", type=int, default=200, help="things to judge (default 200, as in the paper)")
     review.add_argument("--seed", type=int, default=0)
@@ -64,7 +76,7 @@ def add_commands(commands: Any) -> None:
     stats.set_defaults(run=_stats)
 
     card = commands.add_parser("card", help="a card with the limits, for a question set or a trained model")
-    card.add_argument("path", type=Path, help="the --out of pbs data instruct, or the workdir of a finished phase")
+    card.add_argument("path", type=Path, help="the --out of a data job, or the workdir of a finished phase")
     card.add_argument("--out", type=Path, help="default: PATH/CARD.md")
     card.set_defaults(run=_card)
 
@@ -109,28 +121,23 @@ def _instruct(args: argparse.Namespace) -> int:
 
 def questions_at(path: Path) -> list[QA]:
     """Questions of a JSONL file, a folder of them, or a job's folder. Raises DataError where there are none."""
-    from data_prep import datasets, io, released
+    from data_prep import datasets, files
     from data_prep.schema import DataError
 
     if path.is_file():
-        return released.read_jsonl(path)
-    stored = [name for name in ("cell_qa", "slide_qa") if (path / name / io.VERSION).is_dir()]
-    if stored:
-        return [
-            datasets.record_qa(record)
-            for name in stored
-            for split in io.read_manifest(path / name)["splits"]
-            for record in io.open_dataset(path / name, split)
-        ]
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else []
-    if not files:
+        return files.read_jsonl(path)
+    if stored := datasets.stored_questions(path):
+        return stored
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else []
+    if not found:
         raise DataError(f"{path} holds neither questions in .jsonl files nor cell_qa or slide_qa")
-    return [qa for file in files for qa in released.read_jsonl(file)]
+    return [qa for file in found for qa in files.read_jsonl(file)]
 
 
 def _quality(args: argparse.Namespace) -> int:
-    from data_prep import claims, datasets, quality, released
+    from data_prep import claims, datasets, quality, released, slide_datasets
     from data_prep.files import atomic_write
+    from data_prep.schema import DataError
 
     if args.rebalance:
         for line in released.write_rebalanced(args.path, args.rebalance, args.seed):
@@ -138,8 +145,13 @@ def _quality(args: argparse.Namespace) -> int:
         return OK
     questions = questions_at(args.path)
     facts = released.released_facts(questions)
-    if (args.path / "cells").is_dir():
-        facts |= {cell.cell_id: claims.cell_facts(cell) for cell in datasets.read_cells(args.path)}
+    root = args.root or args.path
+    if (root / "cells").is_dir():
+        facts |= {cell.cell_id: claims.cell_facts(cell) for cell in datasets.read_cells(root)}
+    if (root / "slides").is_dir():
+        facts |= {slide.slide_id: claims.slide_facts(slide) for slide in slide_datasets.read_slides(root)}
+    elif args.root and not (root / "cells").is_dir():
+        raise DataError(f"--root {root} holds neither cells nor slides: give the --out of a job")
     groups: dict[tuple[str, str, str], list[QA]] = {}
     for qa in questions:
         groups.setdefault((qa.level, qa.domain, qa.split), []).append(qa)
@@ -181,7 +193,7 @@ def _review(args: argparse.Namespace) -> int:
         return OK
     if not args.root or not args.out:
         raise DataError("give --root and --out to write a sheet, or --verdicts to read one")
-    chosen = review.write_sheet(args.root, args.out, args.kind, args.count, args.seed)
+    chosen = review.write_sheet(args.root, args.out, args.kind, args.count, args.seed, args.pictures)
     strata = Counter(item.stratum for item in chosen)
     print(
         f"{len(chosen)} {args.kind} of {len(strata)} strata: {args.out / review.PAGE}, verdicts go into {review.SHEET}"
@@ -206,12 +218,16 @@ def _card(args: argparse.Namespace) -> int:
     from data_prep.files import atomic_write
     from data_prep.schema import DataError
 
-    for name, make in (("instruct.json", cards.data_card), ("handover.json", _model_card)):
-        if (args.path / name).is_file():
-            text = make(args.path.resolve().name, json.loads((args.path / name).read_text()))
+    for file, make in (("instruct.json", cards.data_card), ("handover.json", _model_card)):
+        if (args.path / file).is_file():
+            text = make(args.path.resolve().name, json.loads((args.path / file).read_text()))
             break
     else:
-        raise DataError(f"{args.path} has neither instruct.json nor handover.json: give the folder of a finished job")
+        if not (summary := cards.job_summary(args.path)):
+            raise DataError(
+                f"{args.path} holds no dataset, instruct.json or handover.json: give a finished job's folder"
+            )
+        text = cards.data_card(args.path.resolve().name, summary)
     target = args.out or args.path / "CARD.md"
     atomic_write(target, text)
     print(f"written: {target}")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.io import open_dataset, read_manifest
+from data_prep.io import VERSION, open_dataset, read_manifest
 from data_prep.records import FLOAT, JPEG, TEXT, TEXTS, Features, array
-from data_prep.schema import QA, Box, Cell
+from data_prep.schema import QA, Box, Cell, qa_from_record
 
 CELL_FEATURES: Features = {
     "cell_id": TEXT,
@@ -61,17 +61,20 @@ def qa_record(qa: QA) -> dict[str, Any]:
 
 
 def record_qa(record: Mapping[str, Any]) -> QA:
-    fields = dict(record)
-    fields["options"] = tuple(record["options"])
-    for name in ("source", "provenance"):
-        fields[name] = json.loads(record[name])
-    return QA(**fields)
+    return qa_from_record(record, str(record["id"]))
 
 
 def read_cells(out: Path, split: str | None = None) -> Iterator[Cell]:
     """The cells of OUT/cells, one split or all."""
     for name in [split] if split else read_manifest(out / "cells")["splits"]:
         yield from map(record_cell, open_dataset(out / "cells", name))
+
+
+def stored_questions(out: Path) -> list[QA]:
+    """The questions of OUT/cell_qa and OUT/slide_qa, whichever is there, of all splits."""
+    stored = [out / name for name in ("cell_qa", "slide_qa") if (out / name / VERSION).is_dir()]
+    parts = [open_dataset(path, split) for path in stored for split in read_manifest(path)["splits"]]
+    return [record_qa(record) for part in parts for record in part]
 
 
 def read_questions(out: Path, split: str | None = None) -> Iterator[QA]:

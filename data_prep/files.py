@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, directories published by rename, hashes, canonical JSON."""
+"""Files that are either whole or absent: atomic writes, directories published by rename, hashes, canonical JSON, JSON lines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_prep.schema import DataError
+from data_prep.schema import QA, DataError, check_qa, qa_from_record, released_record
 
 
 def sha256_file(path: Path) -> str:
@@ -51,6 +52,44 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def json_lines(path: Path, *, torn_tail: bool = False) -> list[tuple[int, dict[str, Any]]]:
+    """(line number, object with an "id") of each line. With `torn_tail` an unreadable last line without newline, which
+    a crash leaves, is passed over. Raises DataError that names file and line.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} does not exist")
+    lines = path.read_bytes().split(b"\n")
+    out = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if torn_tail and number == len(lines):
+                break
+            raise DataError(f"{path}:{number} is not valid JSON ({error})") from error
+        if not isinstance(record, dict) or "id" not in record:
+            raise DataError(f'{path}:{number} is not an object with an "id"')
+        out.append((number, record))
+    return out
+
+
+def read_jsonl(path: Path) -> list[QA]:
+    """The questions of a released file (or of our own JSONL). Raises DataError that names file and line."""
+    questions = []
+    for number, record in json_lines(path):
+        questions.append(qa := qa_from_record(record, f"{path}:{number}"))
+        check_qa(qa, f"{path}:{number}")
+    return questions
+
+
+def write_jsonl(path: Path, questions: Iterable[QA]) -> None:
+    """Writes questions in the released form, one a line."""
+    lines = (json.dumps(released_record(qa), ensure_ascii=False) + "\n" for qa in questions)
+    atomic_write(path, "".join(lines))
 
 
 def publish_directory(finished: Path, target: Path) -> None:

@@ -11,8 +11,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from data_prep.balance import Load, Values, choices, statements
-from data_prep.schema import QA, WHITE_CELL_CLASSES, Cell, check_qa, question_id, stable_hash
+from data_prep.balance import Load, Values, choices, statements, template_question
+from data_prep.schema import QA, WHITE_CELL_CLASSES, Cell, check_qa, stable_hash
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,16 +109,7 @@ def _questions(cells: Sequence[Cell], total: float, seed: int) -> Iterator[QA]:
 
 
 def _record(cell: Cell, kind: str, question: str, answer: str, options: tuple[str, ...] = ()) -> QA:
-    return QA(
-        id=question_id("cell_knowledge", cell.cell_id, kind, question, *options),
-        image_id=cell.cell_id,
-        level="cell",
-        domain=cell.domain,
-        split=cell.split,
-        task="knowledge",
-        question_type=kind,
-        question=question,
-        answer=answer,
-        options=options,
-        provenance={"writer": "template", "facts": [f"label={cell.label}"], "evidence": ["label", "knowledge"]},
-    )
+    return template_question(
+        "cell_knowledge", cell, cell.cell_id, kind, "knowledge", question, answer, options,
+        facts=[f"label={cell.label}"], evidence=["label", "knowledge"],
+    )  # fmt: skip

@@ -25,10 +25,10 @@ from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.progress import progress
 from data_prep.records import parser
 from data_prep.schema import QUESTION_TYPES, SCHEMA_VERSION, SPLITS, Cell, DataError, stable_hash
-from data_prep.sources import Listing, Reject, SourceCell, bccd, pbc, synthetic
+from data_prep.sources import Listing, Reject, SourceCell, bccd, external, pbc, synthetic
 from data_prep.units import CELLS_PER_UNIT, CropUnit, UnitReport, crop_unit
 
-SOURCES = ("pbc", "bccd", "synthetic")
+SOURCES = ("pbc", "bccd", *external.NAMES, "synthetic")
 DATASETS = ("cells", "cell_qa", "cell_qa_tokens")
 
 
@@ -151,6 +151,8 @@ def list_source(job: CellJob) -> Listing:
         found = synthetic.listing(job.n_per_class, job.seed)
     elif job.root is None:
         raise DataError(f"--source {job.source} needs --root, the folder that holds its data")
+    elif job.source in external.NAMES:
+        found = external.listing(job.root, job.source)
     else:
         found = {"pbc": pbc.listing, "bccd": bccd.listing}[job.source](job.root)
     if job.limit is None:

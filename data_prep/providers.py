@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from data_prep import differential, prompt_files, written
+from data_prep.abnormality import abnormality_questions
 from data_prep.caption import cell_caption
 from data_prep.knowledge import knowledge_questions
 from data_prep.llm import Client, Estimate, Reply, Request
@@ -69,11 +70,12 @@ def slide_caption(slide: Slide, summary: str) -> str:
 
 
 class Template:
-    """Deterministic and offline; its records are labelled so. `knowledge`: background questions per cell."""
+    """Deterministic and offline; its records are labelled so. `knowledge`: background questions per cell (two make a
+    tenth of all)."""
 
     name = "template"
 
-    def __init__(self, seed: int = 0, knowledge: float = 0.0):
+    def __init__(self, seed: int = 0, knowledge: float = 2.0):
         self._seed, self._knowledge = seed, knowledge
 
     def captions(self, cases: Sequence[Case]) -> list[Result[str]]:
@@ -84,6 +86,7 @@ class Template:
         cells = [case for case in cases if isinstance(case, Cell)]
         slides = [slide_cells(case.slide, None) for case in cases if isinstance(case, SlideCase)]
         asked = [*cell_questions(cells, seed=self._seed), *slide_questions(slides, seed=self._seed)]
+        asked += abnormality_questions(cells, self._seed)
         asked += knowledge_questions(cells, self._knowledge, self._seed) if self._knowledge else []
         for qa in asked:
             found[qa.image_id].append(qa)
@@ -118,7 +121,7 @@ class Model:
     ):
         """`cell_count`, `slide_count`: questions asked for each image; `structured`: send the JSON schema as such
         (else as text, for servers without structured output); `temperature` None leaves the server's."""
-        self.name = name
+        self.name = f"{name}:{model}"
         self._client, self._model, self._structured, self._seed = client, model, structured, seed
         self._counts = {"cell_qa": cell_count, "slide_qa": slide_count}
         self._params: dict[str, Any] = {"max_tokens": max_tokens}
@@ -187,7 +190,7 @@ class Model:
 def context(case: Case, kind: str, caption: str, counts: Mapping[str, int]) -> dict[str, str]:
     """The fields of a prompt: all that a model is told beside the picture."""
     if isinstance(case, Cell):
-        fields = {"cell_type": case.label, "comments": prompt_files.keywords(case.comments)}
+        fields = {"cell_type": case.label or "not recorded", "comments": prompt_files.keywords(case.comments)}
         if kind == "cell_caption":
             return fields
         none = case.label in (OTHERS, ARTIFACT)

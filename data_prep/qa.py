@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from data_prep import balance, qa_bank
 from data_prep.caption import cell_caption
 from data_prep.qa_bank import FACTS, LABEL, PAIRS, WORDINGS
-from data_prep.schema import ARTIFACT, OTHERS, QA, Cell, check_qa, question_id, stable_hash
+from data_prep.schema import ARTIFACT, OTHERS, QA, Cell, check_qa, stable_hash
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,20 +70,10 @@ def _record(
     facts: Mapping[str, str | None],
     options: Iterable[str] = (),
 ) -> QA:
-    """`facts` are name -> recorded value; the id depends on the cell and what is asked, not on the answer."""
-    shown = tuple(sorted(options))
-    return QA(
-        id=question_id("cell_qa", cell.cell_id, kind, question, *shown),
-        image_id=cell.cell_id,
-        level="cell",
-        domain=cell.domain,
-        split=cell.split,
-        task=task,
-        question_type=kind,
-        question=question,
-        answer=answer,
-        options=shown,
-        provenance={"writer": "template", "facts": [f"{name}={value}" for name, value in facts.items()]},
+    """`facts` are name -> recorded value."""
+    written = [f"{name}={value}" for name, value in facts.items()]
+    return balance.template_question(
+        "cell_qa", cell, cell.cell_id, kind, task, question, answer, options, facts=written
     )
 
 

@@ -17,7 +17,7 @@ from rapidfuzz import fuzz, process
 
 from data_prep import near_duplicates, qa_bank
 from data_prep.claims import Facts, contradiction
-from data_prep.schema import ARTIFACT, OTHERS, QA
+from data_prep.schema import ARTIFACT, OTHERS, QA, released_record
 from data_prep.trivial import trivial
 
 VERSION = "1"  # of the rules and their word lists; goes into what they made
@@ -245,11 +245,3 @@ def screen(questions: Iterable[QA], facts: Mapping[str, Facts]) -> Screened:
 def reject_record(item: Rejected) -> dict[str, Any]:
     """The JSON object of a rejects line: the question whole, its rule and what the rule found."""
     return {"reject_rule": item.rule, "reject_detail": item.detail, **released_record(item.qa)}
-
-
-def released_record(qa: QA) -> dict[str, Any]:
-    """A question in the released files' form: their field names, empty ones left out (options only of choices)."""
-    record = {name: value for name in QA.__dataclass_fields__ if (value := getattr(qa, name))}
-    if "options" in record:
-        record["options"] = list(qa.options)
-    return record

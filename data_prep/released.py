@@ -9,71 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.claims import Facts
-from data_prep.files import atomic_write, canonical_json
-from data_prep.quality import released_record
-from data_prep.schema import OTHERS, QA, DataError, check_qa, option_order, question_id, stable_hash
+from data_prep.files import atomic_write, canonical_json, read_jsonl, write_jsonl
+from data_prep.schema import QA, DataError, option_order, question_id, released_record, stable_hash
+from data_prep.sources.external import recorded_class
 
 VERSION = "1"  # of the balancing; part of the derivative's version id
-# Table 7 of the paper: the folders of the out-of-domain sets to our classes; what is not named is Others.
-_LMU = {
-    "BAS": "Basophil", "EOS": "Eosinophil", "LYA": "Lymphocyte", "LYT": "Lymphocyte", "MON": "Monocyte",
-    "NGB": "Neutrophil", "NGS": "Neutrophil",
-}  # fmt: skip
-_APL = {
-    "band neutrophils": "Neutrophil", "segmented neutrophils": "Neutrophil", "basophil": "Basophil",
-    "eosinophils": "Eosinophil", "lymphocyte": "Lymphocyte", "lymphocyte, variant": "Lymphocyte",
-    "lymphocyte (variant)": "Lymphocyte", "monocyte": "Monocyte",
-}  # fmt: skip
-_LISC = {
-    "baso": "Basophil", "eosi": "Eosinophil", "lymp": "Lymphocyte", "mono": "Monocyte", "neut": "Neutrophil",
-}  # fmt: skip
-
-
-def read_jsonl(path: Path) -> list[QA]:
-    """The questions of a released file (or of our own JSONL). Raises DataError that names file and line."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist")
-    questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-            fields = {name: record[name] for name in QA.__dataclass_fields__ if name in record}
-            qa = QA(**fields | {"options": tuple(record.get("options", ()))})
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{where} is no question ({error})") from error
-        check_qa(qa, where)
-        questions.append(qa)
-    return questions
-
-
-def write_jsonl(path: Path, questions: Iterable[QA]) -> None:
-    """Writes questions in the released form, one a line."""
-    lines = (json.dumps(released_record(qa), ensure_ascii=False) + "\n" for qa in questions)
-    atomic_write(path, "".join(lines))
 
 
 def recorded_label(qa: QA) -> str:
     """The class that an out-of-domain image's folder or name records (Table 7 of the paper); "" for other images."""
     dataset, _, path = qa.image_id.partition(":")
-    parts = path.split("/")
-    match dataset:
-        case "AML-Cytomorphology_LMU":
-            return _LMU.get(parts[0], OTHERS)
-        case "APL" if len(parts) > 1:
-            return _APL.get(parts[-2].lower(), OTHERS)
-        case "WBC_LISC":
-            found = re.match(r"[a-z]{4}", parts[-1].lower())
-            return _LISC.get(found.group(), OTHERS) if found else OTHERS
-    return ""
+    return recorded_class(dataset, path)
 
 
 def released_facts(questions: Iterable[QA]) -> dict[str, Facts]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,17 +18,18 @@ from pathlib import Path
 
 from data_prep import html
 from data_prep.balance import spread
-from data_prep.datasets import read_cells, read_questions
+from data_prep.datasets import read_cells, stored_questions
 from data_prep.files import atomic_write
 from data_prep.io import open_dataset, read_manifest
 from data_prep.schema import DataError, stable_hash
+from data_prep.slide_datasets import read_patches
 from data_prep.stats import wilson
 
 KINDS = ("captions", "questions")
 VERDICTS = ("accept", "reject", "unsure")
-SHEET, PAGE = "review.csv", "review.html"
+SHEET, PAGE, CAPTIONS = "review.csv", "review.html", "captions.jsonl"
 _COLUMNS = ("id", "stratum", "image_id", "text", "verdict", "reason")
-_PICTURE_SIDE = 160
+_PICTURE_SIDE = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,14 +43,18 @@ class Item:
 
 
 def caption_items(root: Path) -> list[Item]:
-    """Captions by label."""
-    return [Item(cell.cell_id, cell.label, cell.cell_id, cell.caption) for cell in read_cells(root)]
+    """Captions of cells by label, or of the slides that `pbs data instruct --level slide` wrote about."""
+    if (root / "cells").is_dir():
+        return [Item(cell.cell_id, cell.label, cell.cell_id, cell.caption) for cell in read_cells(root)]
+    file = root / CAPTIONS
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else ())
+    return [Item(line["image_id"], "slides", line["image_id"], line["caption"]) for line in lines]
 
 
 def question_items(root: Path) -> list[Item]:
-    """Questions by task and type."""
+    """Questions about cells and slides by task and type."""
     items = []
-    for qa in read_questions(root):
+    for qa in stored_questions(root):
         options = f" [{' | '.join(qa.options)}]" if qa.options else ""
         items.append(
             Item(qa.id, f"{qa.task}, {qa.question_type}", qa.image_id, f"{qa.question}{options} -> {qa.answer}")
@@ -66,8 +72,12 @@ def sample(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     return [item for name, share in zip(names, shares, strict=True) for item in strata[name][:share]]
 
 
-def write_sheet(root: Path, out: Path, kind: str, count: int = 200, seed: int = 0) -> list[Item]:
+def write_sheet(
+    root: Path, out: Path, kind: str, count: int = 200, seed: int = 0, seen: Path | None = None
+) -> list[Item]:
     """Writes OUT/review.csv and OUT/review.html from the datasets under `root`; returns the sample.
+
+    `seen`: the job that holds the pictures, where that is another.
 
     Raises DataError for an unknown kind, nothing to review, or a sheet that already holds verdicts.
     """
@@ -78,25 +88,28 @@ def write_sheet(root: Path, out: Path, kind: str, count: int = 200, seed: int = 
         raise DataError(f"{sheet} holds verdicts: name another --out, or move it")
     chosen = sample(caption_items(root) if kind == "captions" else question_items(root), count, seed)
     if not chosen:
-        raise DataError(f"{root} holds no {kind} to review")
+        raise DataError(f"{root} holds no {kind} to review: give the --out of pbs data run or instruct")
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS)
     writer.writeheader()
     writer.writerows(dataclasses.asdict(item) | {"verdict": "", "reason": ""} for item in chosen)
     atomic_write(sheet, text.getvalue())
-    atomic_write(out / PAGE, _page(chosen, pictures(root, {item.image_id for item in chosen}), kind, seed))
+    atomic_write(out / PAGE, _page(chosen, pictures(seen or root, {item.image_id for item in chosen}), kind, seed))
     return chosen
 
 
 def pictures(root: Path, ids: set[str]) -> dict[str, bytes]:
-    """The encoded crops of these cells, where ROOT/cells holds them."""
+    """The encoded crops of these cells, and of these slides the patch with most cells, where ROOT holds them."""
     found: dict[str, bytes] = {}
-    if not (root / "cells").is_dir():
-        return found
-    for split in read_manifest(root / "cells")["splits"]:
+    for split in read_manifest(root / "cells")["splits"] if (root / "cells").is_dir() else ():
         source = open_dataset(root / "cells", split)
         for id in sorted(ids & set(source.ids)):
             found[id] = bytes(source[source.position(id)]["image"])
+    if (root / "patches").is_dir() and ids - found.keys():
+        most: dict[str, int] = {}
+        for patch in read_patches(root):
+            if patch.slide_id in ids and len(patch.cell_ids) > most.get(patch.slide_id, -1):
+                most[patch.slide_id], found[patch.slide_id] = len(patch.cell_ids), patch.image
     return found
 
 

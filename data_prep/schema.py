@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -176,6 +177,31 @@ def check_qa(qa: QA, where: str) -> None:
         raise DataError(f'{where}: true/false question {qa.id} has answer "{qa.answer}", not True or False')
     if qa.question_type == "multiple_choice":
         check_options(qa.options, qa.answer, f"{where}: question {qa.id}")
+
+
+def qa_from_record(record: Mapping[str, Any], where: str) -> QA:
+    """A question from released JSON or a stored record; other fields are left out. Raises DataError naming `where`."""
+    values = {name: _plain(record[name]) for name in QA.__dataclass_fields__ if record.get(name) is not None}
+    values["options"] = tuple(_plain(option) for option in values.get("options", ()))
+    for name in ("source", "provenance"):
+        if isinstance(values.get(name), str):
+            values[name] = json.loads(values[name]) if values[name] else {}
+    try:
+        return QA(**values)
+    except TypeError as error:
+        raise DataError(f"{where} is no question: {record.get('id', '?')} lacks a field ({error})") from error
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def released_record(qa: QA) -> dict[str, Any]:
+    """A question in the released files' form: their field names, empty ones left out (options only of choices)."""
+    record = {name: value for name in QA.__dataclass_fields__ if (value := getattr(qa, name))}
+    if "options" in record:
+        record["options"] = list(qa.options)
+    return record
 
 
 def check_options(options: Sequence[str], answer: str, where: str) -> None:

@@ -42,14 +42,16 @@ def slide_cells(slide: Slide, truth: Path | None) -> SlideCells:
     path = truth / "truth" / f"{slide.slide_id}.json" if truth else None
     if path is None or not path.is_file():
         counts = {name: slide.counts.get(name, 0) for name in WHITE_CELL_CLASSES}
-        return SlideCells(slide.slide_id, slide.split, counts, "model", slide.pattern)
+        return SlideCells(slide.slide_id, slide.split, counts, "model", slide.pattern, diagnosis=slide.diagnosis)
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
         counts = {str(name): int(count) for name, count in record["counts"].items()}
         attributes = [dict(cell["attributes"]) for cell in record["cells"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no truth file ({error!r}): write the mosaic again") from error
-    return SlideCells(slide.slide_id, slide.split, counts, "truth", slide.pattern, attributes)
+    return SlideCells(
+        slide.slide_id, slide.split, counts, "truth", slide.pattern, attributes, diagnosis=slide.diagnosis
+    )
 
 
 def write_slide_questions(

@@ -11,11 +11,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from data_prep import balance, slide_qa_bank
-from data_prep.schema import QA, check_qa, question_id, stable_hash
+from data_prep.schema import QA, check_qa, stable_hash
 from data_prep.slide_caption import slide_caption
-from data_prep.slide_qa_bank import BLANKS, CHOICES, DOMINANT, PATTERN, STATED, WORDINGS, SlideCells
+from data_prep.slide_qa_bank import BLANKS, CHOICES, DIAGNOSIS, DOMINANT, PATTERN, STATED, WORDINGS, SlideCells
 
-LEADING = (DOMINANT, PATTERN)  # facts asked of every slide that shows them clearly
+LEADING = (DOMINANT, PATTERN, DIAGNOSIS)  # facts asked of every slide that shows them clearly
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,25 +75,11 @@ def slide_questions(
 def _record(
     asked: _Asked, kind: str, task: str, question: str, answer: str, names: Iterable[str], options: Iterable[str] = ()
 ) -> QA:
-    slide = asked.cells
-    shown = tuple(sorted(options))
-    return QA(
-        id=question_id("slide_qa", slide.slide_id, kind, question, *shown),
-        image_id=slide.slide_id,
-        level="slide",
-        domain=slide.domain,
-        split=slide.split,
-        task=task,
-        question_type=kind,
-        question=question,
-        answer=answer,
-        options=shown,
-        provenance={
-            "writer": "template",
-            "facts": [f"{name}={asked.facts[name]}" for name in names],
-            "source": slide.source,
-        },
-    )
+    slide, facts = asked.cells, [f"{name}={asked.facts[name]}" for name in names]
+    return balance.template_question(
+        "slide_qa", slide, slide.slide_id, kind, task, question, answer, options, "slide",
+        facts=facts, source=slide.source,
+    )  # fmt: skip
 
 
 def _fill_blank(group: Sequence[_Asked], beside: int, seed: int) -> Iterator[QA]:

@@ -35,14 +35,14 @@ ATTRIBUTE_NAMES = {
     "granularity": "granularity",
 }
 PAIRS = tuple(itertools.combinations(WHITE_CELL_CLASSES, 2))
-DOMINANT, SECOND, PATTERN = "dominant", "second", "pattern"
+DOMINANT, SECOND, PATTERN, DIAGNOSIS = "dominant", "second", "pattern", "diagnosis"
 DESCRIBE = "Describe the white blood cell differential of this slide."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlideCells:
     """What is known of a slide's white cells. `source`: "truth" (what was pasted or drawn) or "model" (the pipeline's
-    counts). `attributes`: one mapping per cell that has any. `pattern` "": none."""
+    counts). `attributes`: one mapping per cell that has any. `pattern`, `diagnosis` "": none."""
 
     slide_id: str
     split: str
@@ -51,6 +51,7 @@ class SlideCells:
     pattern: str = ""
     attributes: Sequence[Mapping[str, str]] = ()
     domain: str = "id"
+    diagnosis: str = ""
 
     @property
     def total(self) -> int:
@@ -110,6 +111,13 @@ def _wordings() -> dict[str, Wording]:
             (f"Which {name} is most common on this slide?",),
             answers=qa_bank.WORDINGS[attribute].answers,
         )
+    # A recorded diagnosis is never stated: a question about it must not name it.
+    words[DIAGNOSIS] = Wording(
+        "diagnosis",
+        ("Which condition fits this blood smear?",),
+        "",
+        ("Which of these conditions fits this blood smear best?",),
+    )
     return words
 
 
@@ -127,6 +135,7 @@ def facts(slide: SlideCells) -> dict[str, str]:
     shares = {name: slide.share(name) for name in WHITE_CELL_CLASSES}
     ranked = sorted(WHITE_CELL_CLASSES, key=lambda name: -shares[name])
     found = {PATTERN: slide.pattern} if slide.pattern else {}
+    found |= {DIAGNOSIS: slide.diagnosis} if slide.diagnosis else {}
     if shares[ranked[0]] - shares[ranked[1]] >= CLEAR:
         found[DOMINANT] = ranked[0]
         if shares[ranked[1]] - shares[ranked[2]] >= CLEAR:
@@ -177,9 +186,11 @@ def option(facts: Sequence[str], values: Sequence[str]) -> str:
 
 
 def vocabulary() -> Iterator[str]:
-    """Every wording, for a tokenizer that is to know the slide's words too."""
+    """Every wording but the diagnosis' (its words are the table's), for a tokenizer that is to know the slide's too."""
     yield DESCRIBE
     for fact, words in WORDINGS.items():
+        if fact == DIAGNOSIS:
+            continue
         yield from (*words.blanks, *words.choices)
         for value in (*WHITE_CELL_CLASSES, *RANGES, *PATTERNS[1:]):
             if fact in STATED:

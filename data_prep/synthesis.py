@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import derived, quality
-from data_prep.claims import Facts, cell_facts
+from data_prep.claims import Facts, cell_facts, slide_facts
 from data_prep.datasets import read_cells
-from data_prep.files import atomic_write, canonical_json
+from data_prep.files import atomic_write, canonical_json, write_jsonl
 from data_prep.io import read_manifest
 from data_prep.providers import Case, Provider, Result, SlideCase, case_id
 from data_prep.quality import Rejected, screen
-from data_prep.released import write_jsonl
+from data_prep.review import CAPTIONS
 from data_prep.schema import QA, Cell, DataError, stable_hash
 from data_prep.slide_datasets import read_slides
 from data_prep.sources import Reject
 
-CAPTIONS, QUESTIONS, REJECTS, SUMMARY = "captions.jsonl", "questions.jsonl", "rejects.jsonl", "instruct.json"
+QUESTIONS, REJECTS, SUMMARY = "questions.jsonl", "rejects.jsonl", "instruct.json"
 LEVELS = ("cell", "slide")
 PARTS = ("both", "captions", "questions")
 SLIDE_CAPTIONS = 40  # cell captions that a slide's summary is written from
@@ -35,7 +35,8 @@ SLIDE_CAPTIONS = 40  # cell captions that a slide's summary is written from
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstructJob:
     """`root`: folder with `cells` (and `slides` for level slide); `limit`: only so many cases, chosen by hash; `parts`:
-    "captions" writes these alone, "questions" asks from the captions that are there."""
+    "captions" writes these alone, "questions" asks from the captions that are there; `captions`: for slides, the folder
+    of an earlier job on their cells, whose captions the summaries are written from (default: those of root's cells)."""
 
     root: Path
     out: Path
@@ -45,6 +46,7 @@ class InstructJob:
     bin_length: int = 320
     tokenizer: Path | None = None
     parts: str = "both"
+    captions: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,21 +69,30 @@ def load_cases(job: InstructJob) -> list[Case]:
         raise DataError(f'--parts "{job.parts}" is unknown: use {", ".join(PARTS)}')
     if not (job.root / f"{job.level}s").is_dir():
         raise DataError(f"--root {job.root} has no {job.level}s: make them with pbs data run")
-    cells = list(read_cells(job.root)) if job.level == "cell" or (job.root / "cells").is_dir() else []
-    cases: list[Case] = list(cells)
-    if job.level == "slide":
-        of_slide: dict[str, list[str]] = {}
-        for cell in sorted(cells, key=lambda cell: stable_hash("summary", cell.cell_id)):
-            of_slide.setdefault(cell.slide_id, []).append(cell.caption)
-        cases = [
-            SlideCase(slide, tuple(of_slide.get(slide.slide_id, ())[:SLIDE_CAPTIONS]))
-            for slide in read_slides(job.root)
-        ]
+    cases: list[Case]
+    if job.level == "cell":
+        cases = list(read_cells(job.root))
+    else:
+        captions = _captions_of_slides(job)
+        cases = [SlideCase(slide, captions.get(slide.slide_id, ())) for slide in read_slides(job.root)]
     if job.limit is not None and job.limit < len(cases):
         chosen = sorted(cases, key=lambda case: stable_hash("limit", job.seed, case_id(case)))[: job.limit]
         ids = {case_id(case) for case in chosen}
         cases = [case for case in cases if case_id(case) in ids]
     return cases
+
+
+def _captions_of_slides(job: InstructJob) -> dict[str, tuple[str, ...]]:
+    """Slide id -> captions of so many of its cells, chosen by hash; cells without a caption are passed over."""
+    folder = job.captions or job.root
+    if job.captions and not (folder / "cells").is_dir():
+        raise DataError(f"--captions {folder} has no cells: give the --out of pbs data instruct --level cell")
+    found: dict[str, list[str]] = {}
+    cells = read_cells(folder) if (folder / "cells").is_dir() else ()
+    for cell in sorted(cells, key=lambda cell: stable_hash("summary", cell.cell_id)):
+        if cell.caption:
+            found.setdefault(cell.slide_id, []).append(cell.caption)
+    return {id: tuple(captions[:SLIDE_CAPTIONS]) for id, captions in found.items()}
 
 
 def run(job: InstructJob, provider: Provider, say: Callable[[str], None] = print) -> Outcome:
@@ -141,12 +152,7 @@ def _present(cases: Sequence[Case]) -> list[Result[str]]:
 
 
 def facts_of(cases: Iterable[Case]) -> dict[str, Facts]:
-    return {
-        case_id(case): cell_facts(case)
-        if isinstance(case, Cell)
-        else Facts(diagnosis=case.slide.diagnosis, counts=case.slide.counts)
-        for case in cases
-    }
+    return {case_id(case): cell_facts(case) if isinstance(case, Cell) else slide_facts(case.slide) for case in cases}
 
 
 def _rank(questions: Sequence[QA], cases: Sequence[Case]) -> list[QA]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The README's results on real cells: ROOT is the folder with cells/pbc_barcelona, annotations/wbcatt and fields/bccd.
-#   launch/pbc.sh ROOT OUT [SEED ...]        (default seeds 0 1 2; about half an hour each on two cores)
+#   launch/pbc.sh ROOT OUT [SEED ...]        (default seeds 0 1 2; about half an hour each on two idle cores)
 # Every command resumes or reuses what is finished, so the script can be stopped and run again.
 set -euo pipefail
 root=$1 out=$2

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from pbs_jax.bench.tables import Table
 
 STAND_IN = "stand-in, other data"
-PREAMBLE = r"""\documentclass[8pt]{extarticle}
+PREAMBLE = r"""\documentclass{article}
 \usepackage[a3paper,landscape,margin=1cm]{geometry}
 \usepackage[T1]{fontenc}
 \usepackage{booktabs,graphicx}
+\makeatletter
+\renewcommand\@makecaption[2]{\textbf{#2}\par\smallskip}
+\makeatother
 \begin{document}
 """
 
@@ -117,7 +120,7 @@ def write(out: Path, groups: Sequence[Group]) -> None:
     atomic_write(out / "paper.html", page)
     lines = ["# The paper's tables and ours", "", *(f"> {line}\n" for line in warnings)]
     atomic_write(out / "paper.md", "\n".join([*lines, *map(tables.to_markdown, every)]))
-    body = "\n".join(f"\\resizebox{{\\textwidth}}{{!}}{{%\n{bare}}}\n" for bare in map(_tabular, every))
+    body = "\n".join(map(tables.to_latex, every))
     atomic_write(out / "paper.tex", f"{PREAMBLE}{body}\\end{{document}}\n")
     atomic_write(out / "paper.csv", tables.tables_csv(every))
     content = {
@@ -196,15 +199,3 @@ def alignment_gaps() -> Table:
         "Both models answer the same questions, so the true sd of the difference is smaller; it is not published.",
     )
     return Table("Table 6 of the paper: with alignment minus without", header, tuple(rows), notes)
-
-
-def _tabular(table: Table) -> str:
-    """A table's tabular under its title, free of the float that \\resizebox can't hold."""
-    from pbs_jax.bench import tables
-
-    lines = tables.to_latex(table).splitlines()
-    start = next(k for k, line in enumerate(lines) if line.startswith(r"\begin{tabular}"))
-    stop = lines.index(r"\end{tabular}")
-    caption = lines[1].removeprefix(r"\caption{")[:-1]
-    head = rf"\begin{{tabular}}{{@{{}}l@{{}}}} \textbf{{{caption}}} \\[2pt]"
-    return "\n".join([head, *lines[start : stop + 1], r"\end{tabular}"]) + "\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,10 +71,21 @@ def test_the_published_alignment_gaps_are_within_their_noise() -> None:
 def test_latex_rows_have_their_columns(written: Path) -> None:
     text = (written / "paper.tex").read_text()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") and text.isascii()
+    assert r"\dag{} copied from the paper" in text and r"Signature generate\textbar{}" in text
     for columns, body in re.findall(r"\\begin\{tabular\}\{(lc+)\}(.*?)\\end\{tabular\}", text, re.S):
         for line in body.splitlines():
             if line.endswith(r"\\"):
                 assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1, line
+
+
+@pytest.mark.slow
+def test_latex_compiles_and_fits_the_page(written: Path, tmp_path: Path) -> None:
+    if not shutil.which("pdflatex"):
+        pytest.skip("pdflatex is not installed")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", str(written / "paper.tex")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout and (tmp_path / "paper.pdf").stat().st_size > 10_000
 
 
 def test_a_folder_without_runs_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

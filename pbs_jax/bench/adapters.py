@@ -3,7 +3,7 @@ so none is passed.
 
 `pbs:WORKDIR` is our model, `torch:EXPORT` the same reloaded in PyTorch, `replay:FILE` gives recorded answers again,
 `constant:TEXT` says one thing to everything. `hf:` runs transformers models here, `openai:` asks a server,
-`subprocess:` a program with its own environment; `baseline:NAME` is an entry of the registry (baselines.json).
+`subprocess:` a program with its own environment; `baseline:KEY` is an entry of the registry (baselines.json).
 """
 
 from __future__ import annotations
@@ -142,12 +142,18 @@ class Pbs:
 
     def _describe(self, content: Mapping[str, Any], name: str) -> None:
         """`content`: handover.json or export.json, which both say phase, step, facts and config."""
+        from pbs_jax.weights.files import seen_by_backbone
+
+        seen = content["seen_by_backbone"] if "seen_by_backbone" in content else seen_by_backbone(content["facts"])
         self.name = name
         self.seed = int(content["config"]["seed"])
+        # Folders of this machine say nothing to a reader: the hashes beside them name the weights.
+        facts = {k: v for k, v in content["facts"].items() if f"{k}_sha256" not in content["facts"]}
         self.card: Mapping[str, Any] = {
             "phase": content["phase"],
             "step": content["step"],
-            "facts": content["facts"],
+            "facts": facts,
+            **({"seen_by_backbone": seen} if seen else {}),
             "remarks": [] if content["facts"]["size"] == "7b" else [STAND_IN],
         }
 
@@ -196,6 +202,10 @@ class Torch(Pbs):
         self._answerer = load_export(export)
         card = self._answerer.card
         self._describe(card, f"pbs {card['facts']['size']} (PyTorch)")
+        if card["phase"] == "slide_qa":
+            from pbs_jax.bench.slide_rows import EncodedBags
+
+            self.open_bags = lambda folder, split: EncodedBags(self._answerer.open_bags(folder, split))
 
 
 def _as_question(request: Request) -> QA:
@@ -215,7 +225,7 @@ def _as_question(request: Request) -> QA:
 
 
 SPECS = (
-    "pbs:WORKDIR, torch:EXPORT, hf:FOLDER_OR_REPOSITORY[@REVISION], openai:MODEL, subprocess:COMMAND, baseline:NAME, "
+    "pbs:WORKDIR, torch:EXPORT, hf:FOLDER_OR_REPOSITORY[@REVISION], openai:MODEL, subprocess:COMMAND, baseline:KEY[@REVISION], "
     "replay:FILE or constant:TEXT"
 )
 

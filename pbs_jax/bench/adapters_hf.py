@@ -48,10 +48,14 @@ class HfModel:
             raise DataError(f"{source} has no chat template, so its questions can't be put as it was taught")
         overridden = _decode_greedily(self._model, tokenizer)
         self.name, self.seed, self.at_once = Path(source).name, 0, options.batch
+        found = _revision(source, revision, config)
+        remarks = [] if self._family in FAMILIES else [f"Model family {self._family} was never tested here."]
+        if not revision and not Path(source).is_dir():
+            remarks.append(f"No revision of {source} was asked for: {found} was its newest.")
         self.card: Mapping[str, Any] = {
             "backend": "hf",
             "source": Path(source).name if Path(source).is_dir() else source,
-            "revision": _revision(source, revision, config),
+            "revision": found,
             "class": type(self._model).__name__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -61,7 +65,7 @@ class HfModel:
             "decoding": {"greedy": True, "answer_tokens": ANSWER_TOKENS, "overridden": overridden},
             "template_sha256": _sha256(str(self._template or "")),
             "images": _image_policy(self._processor.image_processor),
-            "remarks": [] if self._family in FAMILIES else [f"model family {self._family} was never tested here"],
+            "remarks": remarks,
         }
 
     def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:

@@ -1,6 +1,7 @@
 """Models with an environment of their own: a program that reads questions and writes answers, one JSON line each.
 
-The child says `{"ready": true, ...}` when it is loaded (what else it says there goes into the run's card), then answers
+The child says `{"ready": true, ...}` when it is loaded (what else it says there goes into the run's card: name, revision,
+max_images, remarks), then answers
 each `{"id", "mode", "question_type", "text", "options", "images"}` (pictures in base64) with `{"id", "text"}`, if it
 wants with `status` and `detail`. `child.py` holds its side of this and can be copied into an old environment. Ids are
 counted numbers: with the question's own one a child could look the answer up. Lines that are no answers are taken for
@@ -45,12 +46,16 @@ class ChildModel:
         self.seed, self.at_once = 0, 1
         hello = self._running().hello
         self.name = str(hello.pop("name", None) or Path(self._command[-1]).stem)
+        remarks = [str(remark) for remark in hello.pop("remarks", [])]
+        if not hello.get("revision"):
+            remarks.append(f"The program behind {self.name} names no revision of its model.")
         self.card: Mapping[str, Any] = {
             "backend": "subprocess",
             "program": [Path(part).name for part in self._command],
             "child": hello,
             "timeout": options.timeout,
-            "remarks": [str(remark) for remark in hello.pop("remarks", [])],
+            "max_images": hello.pop("max_images", None),
+            "remarks": remarks,
         }
 
     def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:

@@ -37,9 +37,12 @@ def audit(path: Path) -> dict[str, Any]:
     groups: dict[Group, list[QA]] = {}
     for qa in questions.items:
         groups.setdefault((qa.level, qa.domain, qa.split), []).append(qa)
+    files = _files(Path(path))
+    here = {file["name"] for file in files}
     return {
         "dataset_id": questions.dataset_id,
-        "files": _files(Path(path)),
+        "files": files,
+        "missing": sorted(PINNED.keys() - here) if Path(path).is_dir() and here & PINNED.keys() else [],
         "groups": [_group(key, items, _pool(key, groups)) for key, items in sorted(groups.items())],
         "leakage": _leakage(groups),
         "validity": [check for key, items in sorted(groups.items()) for check in _validity(key, items)],

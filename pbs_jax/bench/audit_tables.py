@@ -114,6 +114,8 @@ def _paper_notes(found: Mapping[str, Any]) -> tuple[str, ...]:
         for file in found["files"]
         if file["as_pinned"] is not None
     )
+    if found["missing"]:
+        files += (f"released files not at hand: {', '.join(found['missing'])}",)
     return files + tuple(
         f"{_name(group)}: paper's Table 4 has "
         + ", ".join(f"{kind} {count}" for kind, count in group["by_type_in_paper"].items())

@@ -1,7 +1,8 @@
 """The 18 baselines of the paper's Tables 2 and 3: where each lies, how it is asked, what it may, until when it answers.
 
 baselines.json is the registry; what is not known there is null. `--model baseline:KEY` runs an entry, if it has a class
-or a server; a retired one is refused, and the paper's row stands in for it behind its dagger.
+or a server; a retired one is refused, and the paper's row stands in for it behind its dagger. A revision is never
+guessed: `baseline:KEY@COMMIT` names it where the registry has none.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import dataclasses
 import datetime
 import importlib.resources
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from data_prep.schema import DataError
 from pbs_jax.bench.adapters import Adapter, Options, load_adapter
 from pbs_jax.bench.tables import Table
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +61,12 @@ def find_baseline(key: str) -> Baseline:
     return known[key]
 
 
-def load_baseline(key: str, options: Options, today: datetime.date | None = None) -> Adapter:
-    """The model of an entry, under the paper's name. Raises DataError for a retired one or one without a class here."""
+def load_baseline(value: str, options: Options, today: datetime.date | None = None) -> Adapter:
+    """The model of KEY or KEY@COMMIT, under the paper's name.
+
+    Raises DataError for a retired one, one without a class here, or one without a full commit.
+    """
+    key, _, asked = value.partition("@")
     entry = find_baseline(key)
     if entry.retired(today or datetime.date.today()):
         raise DataError(
@@ -70,8 +78,16 @@ def load_baseline(key: str, options: Options, today: datetime.date | None = None
             f"{entry.name} needs an environment of its own ({entry.loader}): write its answer function with "
             "pbs_jax/bench/child.py there, then --model 'subprocess:ENVIRONMENT/bin/python SCRIPT'"
         )
-    revision = f"@{entry.revision}" if entry.backend == "hf" and entry.revision else ""
-    model = load_adapter(f"{entry.backend}:{entry.repository}{revision}", options)
+    source = entry.repository
+    if entry.backend == "hf":
+        commit = asked or entry.revision or "nothing"
+        if not COMMIT.fullmatch(commit):
+            raise DataError(
+                f"{entry.name} has {commit} for its revision: give the full commit of {entry.repository}, 40 digits, as "
+                f"--model baseline:{key}@COMMIT ({' '.join(entry.notes)})"
+            )
+        source += f"@{commit}"
+    model = load_adapter(f"{entry.backend}:{source}", options)
     model.name = entry.name
     model.card = {**model.card, "baseline": entry.key, "max_images": entry.max_images, "licence": entry.licence}
     return model

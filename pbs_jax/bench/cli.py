@@ -1,4 +1,4 @@
-"""`pbs bench audit | run | score | compare | report`: parsers and the files each command writes."""
+"""`pbs bench audit | run | score | gain | compare | report`: parsers and the files each command writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from pbs_jax.bench.cli_boards import add_board_parsers
 if TYPE_CHECKING:
     from data_prep.schema import QA
     from pbs_jax.bench.adapters import Options
+    from pbs_jax.bench.compare import Comparison
     from pbs_jax.bench.evaluate import Settings
+    from pbs_jax.bench.gain import Gain
+    from pbs_jax.bench.records import Questions
+    from pbs_jax.bench.score import Run
+    from pbs_jax.bench.tables import Table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,9 +40,24 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--questions", type=Path, help="ask these instead of data's own: released JSONL, or a dataset")
     run.add_argument("--split", default="test", help="split asked (default: test)")
     run.add_argument("--out", type=Path, required=True, help="run folder: predictions.jsonl and run.json")
-    run.add_argument("--modality", choices=("image", "blind", "blank", "mismatched"), default="image")
-    run.add_argument("--mode", choices=("generate", "letter_likelihood"), default="generate")
-    run.add_argument("--protocol", choices=("shuffle", "as_released", "circular"), default="shuffle")
+    run.add_argument(
+        "--modality",
+        choices=("image", "blind", "blank", "mismatched"),
+        default="image",
+        help="the picture (default), none, a grey one, or another cell's or slide's",
+    )
+    run.add_argument(
+        "--mode",
+        choices=("generate", "letter_likelihood"),
+        default="generate",
+        help="write the answer (default), or take the likeliest letter or truth value",
+    )
+    run.add_argument(
+        "--protocol",
+        choices=("shuffle", "as_released", "circular"),
+        default="shuffle",
+        help="order of options: seeded by id (default), the file's (the gold stands first in 9 of 10), every rotation",
+    )
     run.add_argument("--name", help="the model's name in tables (default: from --model)")
     run.add_argument(
         "--seed", type=int, help="the model's training seed, for tables over seeds (default: from the model)"
@@ -54,10 +74,6 @@ def add_parser(subparsers: Any) -> None:
     )
     run.set_defaults(run=_run)
 
-    registry = commands.add_parser("baselines", help="the 18 models of the paper's Tables 2 and 3, and how each is run")
-    registry.add_argument("--json", action="store_true", help="print the registry as JSON")
-    registry.set_defaults(run=_baselines)
-
     score = commands.add_parser("score", help="score one predictions file")
     score.add_argument("predictions", type=Path, help="predictions.jsonl, or a run folder")
     add_scoring(score)
@@ -72,6 +88,12 @@ def add_parser(subparsers: Any) -> None:
     versus = commands.add_parser("compare", help="paired differences of the first model from each of the others")
     versus.add_argument("runs", type=Path, nargs="+", help="run folders or predictions files; one name, several seeds")
     add_scoring(versus)
+    versus.add_argument(
+        "--family",
+        choices=("track", "metric"),
+        default="track",
+        help="tests that Holm's correction takes together: all of a track (default), or each metric's of a track",
+    )
     versus.set_defaults(run=_compare)
 
     report = commands.add_parser(
@@ -211,19 +233,6 @@ def _run(args: argparse.Namespace) -> int:
     )
 
 
-def _baselines(args: argparse.Namespace) -> int:
-    import datetime
-
-    from pbs_jax.bench import baselines, tables
-
-    entries = baselines.baselines()
-    if args.json:
-        print(json.dumps(baselines.to_json(entries), indent=1, ensure_ascii=False))
-    else:
-        print(tables.to_markdown(baselines.to_table(entries, datetime.date.today())))
-    return 0
-
-
 def _score(args: argparse.Namespace) -> int:
     from data_prep.io import atomic_write
     from pbs_jax.bench import circular, score, tables
@@ -251,54 +260,57 @@ def _score(args: argparse.Namespace) -> int:
     return 0
 
 
-def _gain(args: argparse.Namespace) -> int:
-    from data_prep.io import atomic_write
-    from pbs_jax.bench import gain, score, tables
+def _loaded(args: argparse.Namespace) -> tuple[Questions | None, list[Run]]:
+    from pbs_jax.bench import score
     from pbs_jax.bench.records import load_questions
 
     questions = load_questions(args.data, args.split) if args.data else None
-    runs = [score.load_run(path, questions) for path in args.runs]
+    return questions, [score.load_run(path, questions) for path in args.runs]
+
+
+def _say(table: Table, found: Sequence[Gain | Comparison], file: Path | None) -> int:
+    from data_prep.io import atomic_write
+    from pbs_jax.bench import tables
+
+    print(tables.to_markdown(table))
+    if file:
+        text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
+        atomic_write(file, text + "\n")
+    return 0
+
+
+def _gain(args: argparse.Namespace) -> int:
+    from pbs_jax.bench import gain, score
+
+    questions, runs = _loaded(args)
     args.no_sim = True  # one metric per question type is compared, and none of them is Sim
     settings = settings_of(args)
     found = gain.gains(score.score_runs(runs, settings, expected=questions), runs, settings, settings.profiles[-1])
-    print(tables.to_markdown(gain.to_table(found)))
-    if args.out:
-        text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
-        atomic_write(args.out / "gain.json", text + "\n")
-    return 0
+    return _say(gain.to_table(found), found, args.out and args.out / "gain.json")
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from data_prep.io import atomic_write
     from data_prep.schema import DataError
-    from pbs_jax.bench import compare, score, tables
-    from pbs_jax.bench.records import load_questions
+    from pbs_jax.bench import compare, score
 
-    questions = load_questions(args.data, args.split) if args.data else None
-    runs = [score.load_run(path, questions) for path in args.runs]
+    questions, runs = _loaded(args)
     first, *others = dict.fromkeys(run.label for run in runs)
     if not others:
         raise DataError(f'all runs are of "{first}": give runs of two models or modalities')
-    args.no_sim = True  # one metric per question type is compared, and none of them is Sim
-    settings = settings_of(args)
+    args.no_sim = True
+    settings, pairs = settings_of(args), [(first, other) for other in others]
     answers = score.gather(runs, expected=questions)
-    found = compare.compare(answers, [(first, b) for b in others], settings, settings.profiles[-1])
-    print(tables.to_markdown(compare.to_table(f"{first} against others", found)))
-    if args.out:
-        text = json.dumps([item.to_json() for item in found], indent=1, ensure_ascii=False)
-        atomic_write(args.out / "compare.json", text + "\n")
-    return 0
+    found = compare.compare(answers, pairs, settings, settings.profiles[-1], args.family)
+    table = compare.to_table(f"{first} against others", found, args.family)
+    return _say(table, found, args.out and args.out / "compare.json")
 
 
 def _report(args: argparse.Namespace) -> int:
     from pbs_jax.bench import report, score
-    from pbs_jax.bench.records import load_questions
 
-    questions = load_questions(args.data, args.split) if args.data else None
-    runs = [score.load_run(path, questions) for path in args.runs]
-    out = args.out or args.runs[0].parent
+    questions, runs = _loaded(args)
     report.write(
-        out,
+        args.out or args.runs[0].parent,
         runs,
         settings_of(args),
         train=train_of(args),

@@ -1,4 +1,4 @@
-"""`pbs bench variant | validate | leaderboard`: parsers and the files each command writes."""
+"""`pbs bench baselines | variant | validate | leaderboard`: parsers and the files each command writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing import Any
 def add_board_parsers(commands: Any, add_scoring: Callable[[argparse.ArgumentParser], None]) -> None:
     """Adds the commands; `add_scoring` gives a parser the options that all scoring commands share."""
     from pbs_jax.bench.records import PROTOCOLS
+
+    registry = commands.add_parser("baselines", help="the 18 models of the paper's Tables 2 and 3, and how each is run")
+    registry.add_argument("--json", action="store_true", help="print the registry as JSON")
+    registry.set_defaults(run=_baselines)
 
     altered = commands.add_parser("variant", help='the questions that name a cell, with "this cell" in its place')
     altered.add_argument("data", type=Path, help="released JSONL, a folder of it, or a dataset")
@@ -32,6 +36,19 @@ def add_board_parsers(commands: Any, add_scoring: Callable[[argparse.ArgumentPar
     add_scoring(board)
     board.add_argument("--title", default="PBSBench leaderboard")
     board.set_defaults(run=_leaderboard)
+
+
+def _baselines(args: argparse.Namespace) -> int:
+    import datetime
+
+    from pbs_jax.bench import baselines, tables
+
+    entries = baselines.baselines()
+    if args.json:
+        print(json.dumps(baselines.to_json(entries), indent=1, ensure_ascii=False))
+    else:
+        print(tables.to_markdown(baselines.to_table(entries, datetime.date.today())))
+    return 0
 
 
 def _variant(args: argparse.Namespace) -> int:

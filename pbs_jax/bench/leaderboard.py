@@ -36,7 +36,7 @@ def write(
     train: Sequence[QA] | None = None,
     title: str = "PBSBench leaderboard",
 ) -> list[Validation]:
-    """Writes leaderboard.html, .md, .json and scores.csv; returns all validations, the refused ones among them.
+    """Writes leaderboard.html, .md, .json and .csv; returns all validations, the refused ones among them.
 
     Raises DataError when no submission is valid, or when valid ones differ in protocol, answer modes or data.
     """

@@ -139,6 +139,7 @@ def table(number: int, cells: Sequence[Cell] = (), profile: str = "paper") -> Ta
     if own:
         notes.insert(0, f"value(sd by question), {profile} profile; clustered intervals stand in the other tables.")
         notes += tables.merged(note for cell in mine for note in tables.cell_notes(cell))
+        notes += tables.signatures([*found.values()] for found in at.values())
     if own and any(column[0] == ID_NOTE for column in columns):
         notes.append("The released in-domain cell questions are not the paper's: only other columns are comparable.")
     blind = sum(kind == "blind" for kind in rows.values())

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.schema import QA, SPLITS, DataError, check_qa
+from data_prep.files import json_lines, read_jsonl
+from data_prep.schema import QA, SPLITS, DataError, check_qa, qa_from_record, released_record
 
 STATUSES = ("ok", "refusal", "truncated", "error")  # error: no answer was had; missing data, asked again on resume
 ANSWER_MODES = ("generate", "letter_likelihood")
 CLUSTERS = ("auto", "image", "slide", "patient", "question")  # units of resampling
 PROTOCOLS = ("as_released", "shuffle", "circular")
-_QA_FIELDS = tuple(field.name for field in dataclasses.fields(QA))
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -61,7 +61,7 @@ def load_questions(path: Path, split: str | None = None) -> Questions:
     path = Path(path)
     split_level = ""
     if path.is_file():
-        items = _read_jsonl(path)
+        items = read_jsonl(path)
         source = hashlib.sha256(path.read_bytes()).hexdigest()
     elif path.is_dir() and (found := dataset_of(path)):
         from data_prep.io import open_dataset, read_manifest  # slow to import, and not needed for JSONL
@@ -74,7 +74,7 @@ def load_questions(path: Path, split: str | None = None) -> Questions:
         items = [qa_from_record(source[k], str(found)) for source in sources for k in range(len(source))]
         source, split_level = str(manifest["content_id"]), manifest["split"]["level"]
     elif path.is_dir() and (files := sorted(path.glob("*.jsonl"))):
-        items = [qa for file in files for qa in _read_jsonl(file)]
+        items = [qa for file in files for qa in read_jsonl(file)]
         source = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     else:
         raise DataError(f"{path} is neither a JSONL file, a folder of them nor a dataset with manifest.json")
@@ -95,48 +95,6 @@ def dataset_of(path: Path) -> Path | None:
     return path if any(path.glob("[0-9]*/manifest.json")) else None
 
 
-def qa_from_record(record: Mapping[str, Any], where: str) -> QA:
-    """A QA from released JSON or a stored record; fields unknown to the schema are left out. Raises DataError."""
-    values = {name: _plain(record[name]) for name in _QA_FIELDS if record.get(name) is not None}
-    values["options"] = tuple(_plain(option) for option in values.get("options", ()))
-    for name in ("source", "provenance"):
-        if isinstance(values.get(name), str):
-            values[name] = json.loads(values[name]) if values[name] else {}
-    try:
-        return QA(**values)
-    except TypeError as error:
-        raise DataError(f"{where}: question {record.get('id', '?')} lacks a field ({error})") from error
-
-
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _read_jsonl(path: Path) -> list[QA]:
-    return [qa_from_record(record, f"{path}:{number}") for number, record in _json_lines(path, torn_tail=False)]
-
-
-def _json_lines(path: Path, *, torn_tail: bool) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line. With `torn_tail` an unreadable last line without newline is left out."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist")
-    lines = path.read_bytes().split(b"\n")
-    out = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            if torn_tail and number == len(lines):
-                break
-            raise DataError(f"{path}:{number} is not valid JSON ({error})") from error
-        if not isinstance(record, dict) or "id" not in record:
-            raise DataError(f'{path}:{number} is not an object with an "id"')
-        out.append((number, record))
-    return out
-
-
 def _refuse_repeats(keys: Iterable[Any], path: Path) -> None:
     seen = set()
     for key in keys:
@@ -145,14 +103,9 @@ def _refuse_repeats(keys: Iterable[Any], path: Path) -> None:
         seen.add(key)
 
 
-def question_record(qa: QA) -> dict[str, Any]:
-    """The JSON object of one question, as the released files have it; empty fields are left out."""
-    return {name: value for name in _QA_FIELDS if (value := getattr(qa, name)) or name == "answer"}
-
-
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """The JSON object of one predictions line: the question's fields, options as shown, and the answer."""
-    record = question_record(prediction.qa)
+    record = released_record(prediction.qa)
     own = {name: getattr(prediction, name) for name in ("perm", "prediction", "status", "answer_mode")}
     detail = {"detail": dict(prediction.detail)} if prediction.detail else {}
     return record | own | {"perm": list(prediction.perm)} | detail
@@ -168,7 +121,7 @@ def load_predictions(path: Path, questions: Questions | None = None) -> list[Pre
     path = Path(path)
     known = {qa.id: qa for qa in questions.items} if questions else None
     found: dict[Key, Prediction] = {}
-    for number, record in _json_lines(path, torn_tail=True):
+    for number, record in json_lines(path, torn_tail=True):
         item = _prediction(record, known, f"{path}:{number}")
         earlier = found.pop(item.key, None)
         if earlier is not None and earlier.status != "error":

@@ -11,6 +11,7 @@ from pbs_jax.bench.paper import CLOSED_LOOP, WRITER
 
 RELEASED = ("S-BIAD440", "AML-Cytomorphology_LMU", "APL", "WBC_LISC")
 CLOSED_LOOP_NOTE = f"{CLOSED_LOOP} This model wrote the questions and gold answers: a closed loop."
+SEEN = "(seen by backbone)"
 _SNAPSHOT = re.compile(r"[-@](?:20\d\d|v\d|\d{4,}).*")
 
 
@@ -58,6 +59,16 @@ def wrote_them(card: Mapping[str, Any], name: str, asked: Iterable[QA]) -> bool:
     model = card.get("model", {})
     known = [name, *(str(model.get(key) or "") for key in ("model", "source", "repository", "baseline"))]
     return bool({_bare(text) for text in known} & writers(asked))
+
+
+def seen_by_backbone(card: Mapping[str, Any], asked: Iterable[QA]) -> tuple[str, ...]:
+    """The questions' image sets that the backbone of the model in a run.json was pre-trained on."""
+    seen = card.get("model", {}).get("seen_by_backbone", ())
+    return tuple(sorted({str(qa.source.get("dataset", "")) for qa in asked} & set(seen)))
+
+
+def seen_note(seen: Sequence[str]) -> tuple[str, ...]:
+    return (f"{SEEN}: the backbone was pre-trained on {', '.join(seen)}; not unseen images.",) if seen else ()
 
 
 def _bare(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from data_prep import html
 from data_prep.io import atomic_write
+from data_prep.progress import progress
 from data_prep.schema import ATTRIBUTES, QA, DataError
 from pbs_jax.bench import attributes, browser, cases, circular, classes, gain, paper, radar, slices, slide_rows, tables
 from pbs_jax.bench.evaluate import Row, Settings
@@ -57,7 +58,7 @@ def write(
     scores = score_runs(runs, settings, train=train, expected=expected)
     models = [row for row in scores.rows if row.kind == "model"]
     gains = gain.gains(scores, runs, settings) if gain.pairs(runs) else []
-    by_attribute = {row.name: _attributes(row, scores, settings, train) for row in models}
+    by_attribute = {row.name: _attributes(row, scores, settings, train) for row in progress(models, desc="attributes")}
     by_class = {row.name: classes.by_class(scores.asked, row.replies, settings) for row in models}
     found = scores.to_json() | {
         "title": title,

@@ -72,11 +72,15 @@ def run(
         open_bags = getattr(adapter, "open_bags", None)
         bags = open_bags(features or data, split) if open_bags and modality != "blind" else None
         picture = load_pictures(data, modality, [item.qa for item in asked], patches, bags)
-        slides = asked[0].qa.level == "slide"
+        shows_patches = asked[0].qa.level == "slide" and modality != "blind" and not bags
+        sizes = [len(ids) for ids in picture.shown.values()] or [0]
+        said = list(adapter.card.get("remarks", []))
+        if shows_patches and min(sizes) < patches:
+            said.append(f"{patches} patches of a slide were asked for, but slides have {min(sizes)} to {max(sizes)}.")
         card = {
             "name": name or adapter.name,
             "seed": adapter.seed if seed is None else seed,
-            "model": dict(adapter.card),
+            "model": {**adapter.card, "remarks": said},
             "modality": modality,
             "mode": mode,
             "protocol": protocol,
@@ -85,17 +89,18 @@ def run(
             "dataset_id": questions.dataset_id,
             "split_level": questions.split_level,
             "pictures_id": picture.dataset_id,
-            "patches": patches if slides and modality != "blind" and not bags else None,
+            "patches": patches if shows_patches else None,
             "limit": limit,
         }
-        most, limit_of_model = max(map(len, picture.shown.values()), default=0), adapter.card.get("max_images")
-        if limit_of_model and most > limit_of_model:
-            raise DataError(f"{adapter.name} takes {limit_of_model} pictures, {most} are to be shown: give --patches")
+        if (limit_of_model := adapter.card.get("max_images")) and max(sizes) > limit_of_model:
+            raise DataError(
+                f"{adapter.name} takes {limit_of_model} pictures, {max(sizes)} are to be shown: give --patches"
+            )
         if dry_run:
             print(_estimate(adapter, asked, picture))
             return OK
         _keep_card(out / RUN_CARD, card)
-        if slides and modality != "blind" and not bags:
+        if shows_patches:
             atomic_write(out / PATCH_LIST, json.dumps(picture.shown, indent=1, ensure_ascii=False) + "\n")
         if cache:
             adapter = Cached(adapter, cache)

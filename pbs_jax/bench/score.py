@@ -37,12 +37,14 @@ class Run:
     remarks: tuple[str, ...] = ()
     patches: int | None = None  # shown of a slide
     closed_loop: bool = False  # the model wrote the questions
+    seen: tuple[str, ...] = ()  # their image sets that the model's backbone was pre-trained on
 
     @property
     def label(self) -> str:
         parts = [f"{self.patches} patches"] if self.patches else []
         parts += [self.modality] if self.modality != "image" else []
-        return ", ".join([self.name + (f" {CLOSED_LOOP}" if self.closed_loop else ""), *parts])
+        marks = [CLOSED_LOOP] * self.closed_loop + [remarks.SEEN] * bool(self.seen)
+        return ", ".join([" ".join([self.name, *marks]), *parts])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,7 @@ def load_run(path: Path, questions: Questions | None = None) -> Run:
     card = json.loads(card_path.read_text()) if file.name == PREDICTIONS and card_path.is_file() else {}
     by_image = "image" in (card.get("split_level"), questions.split_level if questions else "")
     dataset_id = questions.dataset_id if questions else card.get("dataset_id") or questions_id(predictions)
+    seen = remarks.seen_by_backbone(card, (item.qa for item in predictions))
     return Run(
         name=card.get("name") or (path.name if path.is_dir() else path.stem),
         seed=int(card.get("seed", 0)),
@@ -98,9 +101,14 @@ def load_run(path: Path, questions: Questions | None = None) -> Run:
         protocol=card.get("protocol") or protocol_of(predictions),
         dataset_id=dataset_id,
         predictions=tuple(predictions),
-        remarks=tuple(card.get("model", {}).get("remarks", ())) + ((BY_IMAGE,) if by_image else ()),
+        remarks=(
+            *card.get("model", {}).get("remarks", ()),
+            *((BY_IMAGE,) if by_image else ()),
+            *remarks.seen_note(seen),
+        ),
         patches=card.get("patches"),
         closed_loop=remarks.wrote_them(card, str(card.get("name") or path.stem), (item.qa for item in predictions)),
+        seen=seen,
     )
 
 

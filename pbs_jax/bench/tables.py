@@ -85,12 +85,17 @@ def build(
     body = tuple((row, *(shown(at.get((row, *name))) for name in columns)) for row in rows)
     header = ("", *(_header(name, column, by) for name, column in columns.items()))
     notes = merged(note for cell in chosen for note in cell_notes(cell))
-    signatures: dict[str, list[str]] = {}
-    for column in columns.values():
-        definition, _, origin = column[0].signature.partition("|")
-        signatures.setdefault(origin, []).append(definition)
-    footer = [f"Signature {origin}: {', '.join(dict.fromkeys(found))}" for origin, found in signatures.items()]
+    footer = signatures(columns.values())
     return Table(title, header, body, (*notes, *footer), sum(kind == "blind" for kind in rows.values()))
+
+
+def signatures(columns: Iterable[Sequence[Cell]]) -> list[str]:
+    """Notes with the signature of every column, which its numbers share; empty columns have none."""
+    found: dict[str, list[str]] = {}
+    for column in filter(None, columns):
+        definition, _, origin = column[0].signature.partition("|")
+        found.setdefault(origin, []).append(definition)
+    return [f"Signature {origin}: {', '.join(dict.fromkeys(names))}" for origin, names in found.items()]
 
 
 def overview(cells: Sequence[Cell], track: str, profile: str, notes: Sequence[str] = ()) -> Table:
@@ -222,6 +227,8 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
+    """A float that needs booktabs and graphicx: scaled down to the line where it is wider, its notes in print below."""
+
     def line(fields: Sequence[str]) -> str:
         return " & ".join(map(_escape, fields)) + r" \\"
 
@@ -234,15 +241,16 @@ def to_latex(table: Table) -> str:
         [
             r"\begin{table}",
             rf"\caption{{{_escape(table.title)}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{l{'c' * (len(table.header) - 1)}}}",
             r"\toprule",
             line(table.header),
             r"\midrule",
             *body,
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\end{tabular}}",
+            *(rf"\par\raggedright\scriptsize {_escape(note)}" for note in table.notes),
             r"\end{table}",
-            *(f"% {note}" for note in table.notes),
             "",
         ]
     )
@@ -252,7 +260,11 @@ def _escape(text: str) -> str:
     return "".join(f"\\{c}" if c in "&%$#_{}" else _LATEX.get(c, c) for c in text)
 
 
-_LATEX = {"±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}"}
+_LATEX = {
+    "±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "≥": r"$\geq$", "≤": r"$\leq$", "−": "$-$", "√": r"$\surd$",
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+    "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
 
 
 def tables_csv(shown: Iterable[Table]) -> str:

@@ -85,7 +85,8 @@ def validate(path: Path, questions: Questions, protocol: str | None = None) -> V
         "answers": len(records),
         "coverage": coverage,
     }
-    return Validation(str(path), tuple(problems), tuple(_warnings(records, questions.items)), facts)
+    warnings = [*map(str, dict(card.get("model") or {}).get("remarks", [])), *_warnings(records, questions.items)]
+    return Validation(str(path), tuple(problems), tuple(warnings), facts)
 
 
 def _count(qa: QA, protocol: str | None) -> int:

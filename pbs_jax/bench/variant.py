@@ -7,14 +7,12 @@ pair; the dataset id is another, so that tables refuse to mix the two sets.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.files import atomic_write
+from data_prep.files import write_jsonl
 from data_prep.schema import QA, WHITE_CELL_CLASSES, DataError
-from pbs_jax.bench.records import question_record
 
 _NAME = re.compile(
     r"\b(?P<determiner>(?:this|that|the|an?)\s+)?(?:(?:segmented|band)\s+)?"
@@ -47,5 +45,5 @@ def write(questions: Sequence[QA], out: Path) -> int:
     found = variant(questions)
     if not found:
         raise DataError("no question names a white cell: there is nothing to replace")
-    atomic_write(out, "".join(json.dumps(question_record(qa), ensure_ascii=False) + "\n" for qa in found))
+    write_jsonl(out, found)
     return len(found)

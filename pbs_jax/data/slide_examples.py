@@ -7,7 +7,7 @@ better-focused patches more often, so that training, bench and every epoch see t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,18 @@ class SlideBags:
             np.pad(record["coords"][chosen], ((0, short), (0, 0))),
             np.pad(record["qc"][chosen], (0, short)),
         )
+
+
+def open_bags(folder: Path, split: str, made_from: Mapping[str, str], max_patches: int) -> SlideBags:
+    """A split's bags for a model that learnt from features `made_from`. Raises DataError when other weights made these."""
+    bags = SlideBags(folder, (split,), max_patches)
+    for name, value in bags.made_from.items():
+        if value != made_from[name]:
+            raise DataError(
+                f"{folder}/slide_features has {name} {value[:12] or 'none'}, the model learnt from "
+                f"{made_from[name][:12] or 'none'}: run `pbs data features` with the model's own phases"
+            )
+    return bags
 
 
 class SlideQuestions(Sequence[Example]):

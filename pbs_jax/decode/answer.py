@@ -24,7 +24,7 @@ from pbs_jax.decode.sampling import Sampling
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import backbone_shape, get_size
+from pbs_jax.models.sizes import backbone_shape, get_size, in_float32
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
@@ -169,8 +169,11 @@ def _batches(array: np.ndarray, size: int) -> list[np.ndarray]:
     return [*parts[:-1], np.concatenate([parts[-1], np.repeat(parts[-1][:1], short, axis=0)])]
 
 
-def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
-    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
+def load_answerer(workdir: str | Path, batch_size: int = 64, exact: bool = False) -> Answerer:
+    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
+
+    exact: compute in float32 at every size.
+    """
     content = handover.read(workdir, ("cell_qa",))
     facts = content["facts"]
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
@@ -178,6 +181,7 @@ def load_answerer(workdir: str | Path, batch_size: int = 64) -> Answerer:
     handover.same_tokenizer(workdir, facts, tokenizer, words)
     size = get_size(facts["size"], tokenizer)
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
+    size = in_float32(size) if exact else size
     params = handover.load(workdir, ["qformer", "projector"])
     for name in ("language_model", "backbone"):
         params |= handover.load_recorded(workdir, facts, name)

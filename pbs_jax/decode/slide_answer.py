@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
-from pbs_jax.data.slide_examples import SlideBags, decode_bag
+from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
 from pbs_jax.decode.answer import Answerer
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import get_size, in_float32
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
@@ -37,14 +36,7 @@ class SlideAnswerer(Answerer):
 
     def open_bags(self, folder: Path, split: str) -> SlideBags:
         """The split's bags of folder/slide_features. Raises DataError when other weights made them."""
-        bags = SlideBags(folder, (split,), self.max_patches)
-        for name, value in bags.made_from.items():
-            if value != self.features[name]:
-                raise DataError(
-                    f"{folder}/slide_features has {name} {value[:12] or 'none'}, the model learnt from "
-                    f"{self.features[name][:12] or 'none'}: run `pbs data features` with the model's own phases"
-                )
-        return bags
+        return open_bags(folder, split, self.features, self.max_patches)
 
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded bags of one N (`SlideBag.encode`) -> visual tokens float32[n, Q, lm width] for the language model's slot."""
@@ -66,14 +58,18 @@ def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], x: j
     return projector(encode_slide(perceiver, x.astype(jnp.float32), mask)).astype(jnp.float32)
 
 
-def load_slide_answerer(workdir: str | Path, batch_size: int = 64) -> SlideAnswerer:
-    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError."""
+def load_slide_answerer(workdir: str | Path, batch_size: int = 64, exact: bool = False) -> SlideAnswerer:
+    """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
+
+    exact: compute in float32 at every size.
+    """
     content = handover.read(workdir, ("slide_qa",))
     facts = content["facts"]
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
     tokenizer = load_tokenizer(words)
     handover.same_tokenizer(workdir, facts, tokenizer, words)
     size = get_size(facts["size"], tokenizer)
+    size = in_float32(size) if exact else size
     shape = size.slide_perceiver(facts["features"]["dim"])
     params = handover.load(workdir, VISUAL_TREES) | handover.load_recorded(workdir, facts, "language_model")
     graphs = {

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from pbs_jax.models.qformer import QFormer
 
+LEAST_TEMPERATURE = 1e-3  # the learnt scalar may not turn the contrast round or divide by zero
+
 
 def smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Array:
     """Per-row cross-entropy [...] of float logits [..., V] against target probabilities [..., V], in float32.
@@ -34,7 +36,7 @@ def itc_similarity(images: jax.Array, texts: jax.Array, temperature: jax.Array) 
     images [I, Q, P] and texts [T, P] are projected features, not yet normalised.
     """
     scores = jnp.einsum("iqp,tp->iqt", normalised(images), normalised(texts))
-    return scores.max(axis=1) / temperature
+    return scores.max(axis=1) / jnp.maximum(temperature, LEAST_TEMPERATURE)
 
 
 def itc_loss(similarity: jax.Array, smoothing: float, positives: jax.Array | None = None) -> jax.Array:

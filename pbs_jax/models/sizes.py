@@ -57,6 +57,18 @@ def backbone_shape(facts: Mapping[str, Any], default: ViTConfig) -> ViTConfig:
     return ViTConfig(**{**facts["vit"], "position_grid": tuple(grid) if grid else None})
 
 
+def in_float32(size: Size) -> Size:
+    """The size with all networks computing in float32, to be compared with another framework."""
+    parts = {name: dataclasses.replace(getattr(size, name), dtype="float32") for name in ("vit", "qformer", "decoder")}
+    return dataclasses.replace(size, **parts)
+
+
+def with_words(config: QFormerConfig, words: Any) -> QFormerConfig:
+    """The Q-Former with the vocabulary and special ids of a tokenizer of its own, which reads captions alone."""
+    ids = {"pad_id": words.id(PAD), "cls_id": words.id(CLS), "dec_id": words.id(DEC)}
+    return dataclasses.replace(config, vocab=words.size, **ids)
+
+
 def _size(name: str, tokenizer: Any | None) -> Size:
     vocab = {"vocab": tokenizer.size} if tokenizer else {}
     special = {"pad_id": 0, "cls_id": 0, "dec_id": 0}

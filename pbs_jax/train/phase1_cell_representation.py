@@ -7,6 +7,7 @@ share one: such pairs count as positives, not as negatives.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.qformer_losses import phase1_losses
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, with_words
 from pbs_jax.sharding.rules import QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.checkpoint import compare_trees
@@ -27,13 +28,18 @@ from pbs_jax.train.phase import Networks, Phase, batches, definition, parameters
 from pbs_jax.train.state import Params
 from pbs_jax.train.step import LossFn
 
+LOSSES = ("itc", "itm", "lm")
+
 
 def networks(size: Size) -> Networks:
     return {"qformer": lambda rngs: QFormer(size.qformer, rngs=rngs)}
 
 
 def make_loss(size: Size) -> LossFn:
-    """Loss of a batch of `CellCaptions`: the sum of itc, itm and lm, which are also its metrics."""
+    """Loss of a batch of `CellCaptions`: the sum of itc, itm and lm.
+
+    They are also its metrics, and `repeated`: the share of cells whose caption another cell of the batch has as well.
+    """
     graph = definition(networks(size)["qformer"])
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
@@ -49,24 +55,29 @@ def make_loss(size: Size) -> LossFn:
             positives=positives,
             dropout_key=None if key is None else dropout_key,
         )
-        return losses["loss"], {name: losses[name] for name in ("itc", "itm", "lm")}
+        repeated = (positives.sum(1) > 1).mean()
+        return losses["loss"], {name: losses[name] for name in LOSSES} | {"repeated": repeated}
 
     return loss
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
+    """config: size, seed, data.root, words, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
+    # The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's.
+    words = Path(config.words or Path(config.init_from.qformer or root) / "tokenizer")
+    reader = load_tokenizer(words) if config.words or words.is_dir() else tokenizer
     size = get_size(config.size, tokenizer)
+    own_words: dict[str, Any] = {}
+    if config.words:
+        size = dataclasses.replace(size, qformer=with_words(size.qformer, reader))
+        own_words = {"qformer": dataclasses.asdict(size.qformer), "words": str(words), "words_sha256": reader.sha256}
     _, qformer = parameters(networks(size)["qformer"], config.seed)
     if config.init_from.qformer:
         before = handover.load(config.init_from.qformer, ["qformer"])
         compare_trees(config.init_from.qformer, before, {"qformer": qformer})
         qformer = before["qformer"]
-    # The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's.
-    words = Path(config.init_from.qformer) / "tokenizer"
-    reader = load_tokenizer(words) if config.init_from.qformer and words.is_dir() else tokenizer
     loss = make_loss(size)
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
     train, held_out = (
@@ -79,7 +90,7 @@ def build(config: Any) -> Phase:
     def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
         rows = [step(trainable, batch) for batch in val]
         values = {"loss": [float(value) for value, _ in rows]}
-        for name in ("itc", "itm", "lm"):
+        for name in (*LOSSES, "repeated"):
             values[name] = [float(metrics[name]) for _, metrics in rows]
         return {name: float(np.mean(value)) for name, value in values.items()}
 
@@ -95,6 +106,7 @@ def build(config: Any) -> Phase:
             "size": config.size,
             "tokenizer_sha256": tokenizer.sha256,
             "datasets": {"cell_features": features.content_id},
+            **own_words,
         },
         loaded=("qformer",) if config.init_from.qformer else (),
     )

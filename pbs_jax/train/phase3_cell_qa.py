@@ -64,9 +64,11 @@ def build(config: Any) -> Phase:
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     size = get_size(config.size, tokenizer, int8=config.int8)
+    told: dict[str, Any] = {}
     for name, phase in (("qformer", "cell_representation"), ("language_model", "language_model")):
-        before = handover.read(config.init_from[name], (phase,))
-        handover.same_tokenizer(config.init_from[name], before["facts"], tokenizer, root / "tokenizer")
+        told[name] = handover.read(config.init_from[name], (phase,))["facts"]
+        handover.same_tokenizer(config.init_from[name], told[name], tokenizer, root / "tokenizer")
+    words = {"qformer": told["qformer"]["qformer"]} if "qformer" in told["qformer"] else {}  # with its own vocabulary
     _, projector = parameters(networks(size)["projector"], config.seed)
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
     language_model = frozen_language_model(config, size)
@@ -89,6 +91,7 @@ def build(config: Any) -> Phase:
         evaluate=evaluate_answers(loss, val, config.batch_size),
         facts={
             "size": config.size,
+            **words,
             "tokenizer_sha256": tokenizer.sha256,
             "backbone": str(Path(config.init_from.backbone)),
             "backbone_sha256": backbone_sha256,

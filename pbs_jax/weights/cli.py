@@ -72,6 +72,9 @@ def add_parser(subparsers: Any) -> None:
     verify.add_argument("--n", type=int, default=200, metavar="N", help="number of questions (200)")
     verify.add_argument("--out", type=Path, metavar="FILE", help="also write the figures as JSON")
     verify.add_argument("--workdir", type=Path, metavar="DIR", help="the exported phase (default: as export.json says)")
+    verify.add_argument(
+        "--features", type=Path, metavar="DIR", help="slides: where slide_features lie (default: --data)"
+    )
     verify.set_defaults(run=_verify)
 
 
@@ -103,14 +106,15 @@ def _export(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from pbs_jax.compile_cache import use_compile_cache
-    from pbs_jax.weights.files import read_card
+    from pbs_jax.weights.files import ANSWERS, read_card
     from pbs_jax.weights.verify import verify
-    from pbs_jax.weights.verify_part import PARTS, verify_part
+    from pbs_jax.weights.verify_part import verify_part
 
     use_compile_cache()
     card = read_card(args.export)
-    if card["phase"] in PARTS:
+    if card["phase"] not in ANSWERS:
         return verify_part(args.export, card, args.workdir, args.out)
     if args.data is None:
         raise DataError(f"{args.export} answers questions: give --data, the OUT of `pbs data run` to ask from")
-    return verify(args.export, args.data, split=args.split, n=args.n, out=args.out, workdir=args.workdir)
+    options = {"split": args.split, "n": args.n, "out": args.out, "workdir": args.workdir, "features": args.features}
+    return verify(args.export, args.data, **options)

@@ -2,7 +2,8 @@
 
 model.safetensors holds the phase's trainable trees (official_code.md 3.7 fixes names and number of tensors: no more, no
 less), frozen.safetensors the backbone and language model that a question-answering phase was trained on, so that the
-folder alone can answer. Exporting the same finished phase again writes the same bytes.
+folder alone can answer. At 7b a Hugging Face snapshot of the language model is not copied: PyTorch reads it where it lies,
+or from FOLDER/language_model. Exporting the same finished phase again writes the same bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from data_prep.prompts import IM_END, IMAGE_PAD, PROMPT_SET
 from data_prep.schema import DataError
 from data_prep.tokens import PAD, load_tokenizer
 from pbs_jax.data.augment import MEAN, STD
-from pbs_jax.decode.answer import MAX_NEW, load_answerer
-from pbs_jax.decode.slide_answer import load_slide_answerer
+from pbs_jax.decode.answer import MAX_NEW
 from pbs_jax.models.decoder import DecoderConfig
 from pbs_jax.models.qformer import QFormerConfig
 from pbs_jax.models.sizes import Size, backbone_shape, get_size
@@ -30,7 +30,17 @@ from pbs_jax.train import handover
 from pbs_jax.train.phase0_backbone import OUTPUTS
 from pbs_jax.train.state import tree_sha256
 from pbs_jax.weights.convert import to_torch
-from pbs_jax.weights.files import ANSWERS, CARD, FROZEN, MODEL, PARTS, TOKENIZER, write_safetensors
+from pbs_jax.weights.files import (
+    ANSWERS,
+    BESIDE,
+    CARD,
+    FROZEN,
+    MODEL,
+    PARTS,
+    TOKENIZER,
+    seen_by_backbone,
+    write_safetensors,
+)
 from pbs_jax.weights.tables import (
     Table,
     decoder_table,
@@ -103,15 +113,21 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
         raise DataError(f"{workdir} is of phase {phase}: only {' and '.join(ANSWERS)} have frozen parts to export")
     with_frozen = answers and (facts["size"] != "7b" if frozen is None else frozen)
     imported = "imported" in facts
-    words = tokenizer_folder(workdir, facts) if imported else root / "tokenizer"
+    words = tokenizer_folder(workdir, facts) if imported else Path(facts.get("words", root / "tokenizer"))
     wordless = phase in ("backbone", "classifier") or (imported and not (words / TOKENIZER).is_file())
     tokenizer = None if wordless else load_tokenizer(words)
-    if tokenizer:
-        handover.same_tokenizer(workdir, facts, tokenizer, words)
+    words_sha256 = facts.get("words_sha256") or facts.get("tokenizer_sha256")  # an imported Q-Former's file tells none
+    if tokenizer and words_sha256:
+        handover.same_tokenizer(workdir, {"tokenizer_sha256": words_sha256}, tokenizer, words)
     size = true_shapes(get_size(facts["size"], None if imported else tokenizer), facts)
     tables = {name: table for name, table in phase_tables(phase, size).items() if name in content["trees"]}
-    load = load_slide_answerer if phase == "slide_qa" else load_answerer
-    trees = load(workdir).params if with_frozen else handover.load(workdir, tables)
+    beside = snapshot(facts) if with_frozen and facts["size"] == "7b" else None
+    frozen_parts = frozen_tables(phase, size) if with_frozen else {}
+    if beside:
+        del frozen_parts["language_model"]
+    trees = handover.load(workdir, tables)
+    for name in frozen_parts:
+        trees |= handover.load_recorded(workdir, facts, name)
 
     card: dict[str, Any] = {
         "pbs_jax": pbs_jax.__version__,
@@ -134,14 +150,16 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
     if answers and tokenizer:
         ids = {"pad_id": tokenizer.id(PAD), "slot_id": tokenizer.id(IMAGE_PAD), "stop_id": tokenizer.id(IM_END)}
         card["answers"] = {"prompt_set": PROMPT_SET, "max_new": MAX_NEW, **ids}
+    if beside:
+        card[BESIDE] = beside
     metadata = {
         key: value if isinstance(value, str) else json.dumps(value, sort_keys=True) for key, value in card.items()
     }
     metadata = {"format": "pt", **metadata}
 
     tensors = {MODEL: torch_tensors(trees, tables)}
-    if with_frozen:
-        tensors[FROZEN] = torch_tensors(trees, frozen_tables(phase, size))
+    if frozen_parts:
+        tensors[FROZEN] = torch_tensors(trees, frozen_parts)
     out.mkdir(parents=True, exist_ok=True)
     for name in (CARD, MODEL, FROZEN, TOKENIZER):  # nothing of an earlier export stays
         (out / name).unlink(missing_ok=True)
@@ -154,17 +172,23 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
     return card
 
 
-def seen_by_backbone(facts: Mapping[str, Any]) -> list[str]:
-    """Image sets that an imported backbone was pretrained on, as its workdir tells; [] for one trained here."""
-    workdir = facts.get("backbone")
-    if not workdir or not (Path(workdir) / handover.FILE).is_file():
-        return list(facts.get("seen", []))
-    return list(handover.read(workdir)["facts"].get("seen", []))
+def snapshot(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Folder and files of the language model that a phase was trained with, when it is a Hugging Face snapshot."""
+    workdir = Path(facts["language_model"])
+    told = handover.read(workdir)["facts"]
+    if "linked" not in told:
+        return None
+    return {"folder": str((workdir / told["linked"]).resolve()), "files": told["imported"]["files"]}
 
 
 def tokenizer_folder(workdir: Path, facts: Mapping[str, Any]) -> Path:
     """Where an imported part's tokenizer.json lies, if it has one: beside the linked weights or in the workdir."""
     return workdir / facts["linked"] if "linked" in facts else workdir / "tokenizer"
+
+
+def told_size(facts: Mapping[str, Any]) -> Size:
+    """A phase's size as its facts tell it, but for the vocabulary of a trained tokenizer."""
+    return true_shapes(get_size(facts["size"]), facts)
 
 
 def true_shapes(size: Size, facts: Mapping[str, Any]) -> Size:

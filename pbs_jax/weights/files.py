@@ -17,6 +17,7 @@ import numpy as np
 from data_prep.schema import DataError
 
 CARD, MODEL, FROZEN, TOKENIZER = "export.json", "model.safetensors", "frozen.safetensors", "tokenizer.json"
+BESIDE = "language_model"  # of export.json: the snapshot that stays apart; also the folder's name inside an export
 # Part of a question-answering export -> (its file, the prefix of its tensors). What follows the prefix are the names of
 # the official Q-Former, of DINOv2 and of Hugging Face's Qwen2.
 PARTS = {
@@ -98,3 +99,10 @@ def read_card(directory: str | Path) -> dict[str, Any]:
         if found != facts["sha256"]:
             raise DataError(f"{file} is not the file that {path} describes (sha256 {found[:12]}): export again")
     return card
+
+
+def seen_by_backbone(facts: Mapping[str, Any]) -> list[str]:
+    """Image sets that an imported backbone was pre-trained on, as its workdir tells; [] for one trained here."""
+    file = Path(facts["backbone"]) / "handover.json" if facts.get("backbone") else None
+    told = json.loads(file.read_text())["facts"] if file and file.is_file() else facts
+    return list(told.get("seen", []))

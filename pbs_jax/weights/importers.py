@@ -31,7 +31,7 @@ from pbs_jax.train.phase import parameters
 from pbs_jax.train.state import Params, leaves_by_name
 from pbs_jax.weights.convert import plan, to_flax
 from pbs_jax.weights.files import sha256_of
-from pbs_jax.weights.source import Source, dinov2_name, open_source
+from pbs_jax.weights.source import Source, decoder_name, dinov2_name, open_source
 from pbs_jax.weights.stream import stream
 from pbs_jax.weights.tables import Table, decoder_table, vit_table
 from pbs_jax.weights.tables_hf import bert_table, blip2_hf_table, blip2_table, dinov2_hf_table
@@ -303,7 +303,7 @@ def decoder_source(path: Path) -> tuple[Source, DecoderConfig, Table, list[str]]
     if not told:
         raise DataError(f"{path}/config.json is missing: give the folder of a Hugging Face snapshot")
     config = decoder_shape(told)
-    source, dropped = open_source(path).renamed(_decoder_name)
+    source, dropped = open_source(path).renamed(decoder_name)
     head, embedding = source.shapes.get("lm_head.weight"), source.shapes.get("model.embed_tokens.weight")
     if (
         config.tied
@@ -315,15 +315,6 @@ def decoder_source(path: Path) -> tuple[Source, DecoderConfig, Table, list[str]]
             "tie_word_embeddings to what the weights are"
         )
     return source, config, decoder_table(config), dropped
-
-
-def _decoder_name(name: str) -> str | None:
-    """Both layouts of Hugging Face's Qwen2.5-VL (and the text-only models') as `model.*`; None for the vision model."""
-    if re.match(r"(model\.)?visual\.", name):
-        return None
-    return re.sub(r"^(model\.language_model\.|language_model\.model\.)", "model.", name).replace(
-        "language_model.lm_head", "lm_head"
-    )
 
 
 def decoder_shape(told: Mapping[str, Any]) -> DecoderConfig:

@@ -188,3 +188,12 @@ def dinov2_name(name: str) -> str | None:
     name = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)
     name = re.sub(r"^(blocks\.\d+\.)(?:ls|layer_scale)([12])\.(?:gamma|weight|lambda1)$", r"\1ls\2.gamma", name)
     return name
+
+
+def decoder_name(name: str) -> str | None:
+    """Both layouts of Hugging Face's Qwen2.5-VL (and the text-only models') as `model.*`; None for the vision model."""
+    if re.match(r"(model\.)?visual\.", name):
+        return None
+    return re.sub(r"^(model\.language_model\.|language_model\.model\.)", "model.", name).replace(
+        "language_model.lm_head", "lm_head"
+    )

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from data_prep.schema import QA, DataError
 from data_prep.tokens import Tokenizer, load_tokenizer, prompt_tokens
 from pbs_jax.data.examples import decode_image
-from pbs_jax.data.slide_examples import decode_bag
+from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
 from pbs_jax.decode.batching import batch_rows, first_words
-from pbs_jax.weights.files import ANSWERS, FROZEN, PARTS, read_card
+from pbs_jax.weights.files import ANSWERS, BESIDE, FROZEN, PARTS, read_card
+from pbs_jax.weights.source import decoder_name, open_source
 from pbs_jax.weights.torch_model import Decoder, Perceiver, QFormer, ViT
 
 
@@ -40,11 +41,14 @@ class TorchAnswerer:
     @torch.inference_mode()
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded pictures, or a slide phase's encoded bags -> visual tokens float32[n, Q, lm width]."""
-        if "slide_perceiver" in self.parts:
-            features, mask = map(np.stack, zip(*map(decode_bag, images), strict=True))
-            return self.encode_slides(features, mask)
-        pixels = np.stack([decode_image(image, self.card["images"]["side"]) for image in images])
         done = []
+        if "slide_perceiver" in self.parts:
+            for image in images:
+                features, mask = decode_bag(image)
+                x, seen = torch.from_numpy(features.astype(np.float32))[None], torch.from_numpy(np.array(mask))[None]
+                done.append(self.parts["projector"](self.parts["slide_perceiver"](x, seen)).numpy())
+            return np.concatenate(done)
+        pixels = np.stack([decode_image(image, self.card["images"]["side"]) for image in images])
         for start in range(0, len(pixels), self.batch_size):
             features = self.features(pixels[start : start + self.batch_size])
             # The bfloat16 round trip is what the cached features of training went through.
@@ -52,11 +56,9 @@ class TorchAnswerer:
             done.append(self.parts["projector"](queries).numpy())
         return np.concatenate(done)
 
-    @torch.inference_mode()
-    def encode_slides(self, features: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """A slide phase's bags, features [n, N, D] with mask bool[n, N] -> visual tokens float32[n, Q, lm width]."""
-        x = torch.from_numpy(np.asarray(features, np.float32))
-        return self.parts["projector"](self.parts["slide_perceiver"](x, torch.from_numpy(np.asarray(mask)))).numpy()
+    def open_bags(self, folder: Path, split: str) -> SlideBags:
+        """The split's bags of folder/slide_features. Raises DataError when other weights made them."""
+        return open_bags(folder, split, self.card["facts"]["features"], self.card["facts"]["max_patches"])
 
     def generate(
         self, prompts: Sequence[Sequence[int]], visual: np.ndarray | None, kind: str
@@ -94,7 +96,7 @@ def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
     """Reads what `pbs weights export` wrote of a cell_qa or slide_qa phase, every tensor used once. Raises DataError."""
     directory = Path(directory)
     card = read_card(directory)
-    if FROZEN not in card["files"]:
+    if FROZEN not in card["files"] and BESIDE not in card:
         raise DataError(
             f"{directory} (phase {card['phase']}) has no {FROZEN}: only an export of {' or '.join(ANSWERS)} with --frozen can answer"
         )
@@ -109,7 +111,13 @@ def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
     }
     with torch.device("meta"):  # no memory and no initialisation for what is loaded anyway
         parts = {name: makers[name]() for name in ANSWERS[card["phase"]]}
-    for name in sorted({file for file, _ in PARTS.values()}):
+    if BESIDE in card:
+        fill(
+            parts["language_model"],
+            snapshot_tensors(directory, card[BESIDE], shapes["decoder"].tied),
+            card[BESIDE]["folder"],
+        )
+    for name in sorted({file for file, _ in PARTS.values()} & set(card["files"])):
         tensors = load_file(directory / name)
         for part, (file, prefix) in PARTS.items():
             if file == name and part in parts:
@@ -122,6 +130,27 @@ def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
         if tensors:
             raise DataError(f"{directory / name} holds {len(tensors)} tensors of no part, first {min(tensors)}")
     return TorchAnswerer(card, load_tokenizer(directory), parts, batch_size)
+
+
+def snapshot_tensors(directory: Path, beside: Mapping[str, Any], tied: bool) -> dict[str, Tensor]:
+    """float32 tensors of the language model's Hugging Face snapshot, at directory/language_model or where it was.
+
+    Raises DataError when a file is gone or has another size.
+    """
+    inside = directory / BESIDE
+    folder = inside if inside.is_dir() else Path(beside["folder"])
+    for name, facts in beside["files"].items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != facts["bytes"]:
+            raise DataError(
+                f"{folder / name} is not the snapshot's file of {facts['bytes']:,} bytes: put the snapshot at {inside}"
+            )
+    source, _ = open_source(folder).renamed(decoder_name)
+    unread = "rotary_emb.inv_freq", *(["lm_head.weight"] if tied else [])
+    return {name: _float32(source[name]) for name in source if not name.endswith(tuple(unread))}
+
+
+def _float32(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array, np.float32))
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

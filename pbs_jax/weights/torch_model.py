@@ -141,6 +141,18 @@ class ViT(nn.Module):
         return torch.cat([self.pos_embed[:, :1], table.flatten(2).transpose(1, 2)], dim=1)
 
 
+class Head(nn.Module):
+    """Backbone tokens [B, 1+N, D], class token first -> logits [B, outputs] from the class token and the patches' mean."""
+
+    def __init__(self, wide: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.norm, self.ffn, self.out = nn.LayerNorm(wide, 1e-6), nn.Linear(wide, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        pooled = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1)
+        return self.out(F.gelu(self.ffn(self.norm(pooled))))
+
+
 # ---- Q-Former -------------------------------------------------------------------------------------------------------
 
 

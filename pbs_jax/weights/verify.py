@@ -1,4 +1,4 @@
-"""`pbs weights verify`: the same pictures and questions through JAX and, reloaded from the export, through PyTorch.
+"""`pbs weights verify`: the same pictures (or slides) and questions through JAX and, reloaded from the export, PyTorch.
 
 Stages are compared on the same input, each against JAX, as max|difference| over JAX's max|value|: a stage above
 TOLERANCE fails. In between, features are rounded to bfloat16 as the training data was; there one last bit of float32
@@ -28,72 +28,52 @@ from data_prep.schema import QA, DataError, shown_options, stable_hash
 from data_prep.tokens import PAD, prompt_tokens
 from pbs_jax.bench.pictures import load_pictures
 from pbs_jax.bench.records import load_questions
+from pbs_jax.bench.slide_rows import EncodedBags
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
 from pbs_jax.decode.answer import MAX_NEW, VISUAL_TREES, Answerer, load_answerer
 from pbs_jax.decode.batching import batch_rows
 from pbs_jax.decode.generate import generate
+from pbs_jax.decode.slide_answer import load_slide_answerer
 from pbs_jax.train.state import tree_sha256
+from pbs_jax.weights.stages import TOLERANCE, Difference, flat, table
 from pbs_jax.weights.torch_answer import TorchAnswerer, load_export
 
-TOLERANCE, TIE = 1e-4, 1e-3
+TIE = 1e-3
 LIMITED = ("backbone_tokens", "qformer_queries", "visual_tokens", "prompt_logits")
 END_TO_END = ("end_to_end_visual_tokens", "end_to_end_prompt_logits")
+OF_SLIDES = ("visual_tokens", "prompt_logits", "end_to_end_prompt_logits")  # a slide's features come ready made
 BATCH = 64
 SHOWN = 10  # pairs of different answers that are written out
 
 
-class Difference:
-    """Running max and mean absolute difference of one stage, and max|JAX|."""
-
-    def __init__(self) -> None:
-        self.largest = self.total = self.scale = 0.0
-        self.count = 0
-
-    def add(self, torch_value: Any, jax_value: Any) -> None:
-        ours, theirs = np.asarray(torch_value, np.float64), np.asarray(jax_value, np.float64)
-        if ours.shape != theirs.shape:
-            raise DataError(f"PyTorch gives shape {ours.shape} where JAX gives {theirs.shape}")
-        error = np.abs(ours - theirs)
-        # np.maximum keeps a NaN, which then is within no tolerance; max() would lose it.
-        self.largest, self.scale = np.maximum(self.largest, error.max()), np.maximum(self.scale, np.abs(theirs).max())
-        self.total, self.count = self.total + error.sum(), self.count + error.size
-
-    @property
-    def relative(self) -> float:
-        return float(self.largest / self.scale)
-
-    def figures(self) -> dict[str, float]:
-        return {
-            "max_abs": float(self.largest),
-            "mean_abs": float(self.total / self.count),
-            "relative": self.relative,
-        }
-
-
 def verify(
-    export: Path, data: Path, *, split: str = "test", n: int = 200, out: Path | None = None, workdir: Path | None = None
-) -> int:
+    export: Path, data: Path, *, split: str = "test", n: int = 200, out: Path | None = None, workdir: Path | None = None,
+    features: Path | None = None,
+) -> int:  # fmt: skip
     """Prints the table, writes `out` (flat JSON), returns 0 or, when the two disagree, 1.
 
     `workdir`: the finished phase that was exported, by default where export.json says. n questions of the split are
-    drawn by hash. Raises DataError when the export is not of that phase.
+    drawn by hash. `features`: where the slide_features of a slide phase lie, by default in `data`. Raises DataError when
+    the export is not of that phase.
     """
     ours = load_export(export, BATCH)
     workdir = workdir or Path(ours.card["workdir"])
-    theirs = load_answerer(workdir, BATCH)
+    slides = ours.card["phase"] == "slide_qa"
+    theirs: Any = (load_slide_answerer if slides else load_answerer)(workdir, BATCH, exact=True)
     for name, digest in ours.card["trees"].items():
         if tree_sha256(theirs.params[name]) != digest:
             raise DataError(f"{export} was not exported from the weights that {workdir} now holds: export again")
     asked = draw(data, split, n)
     if not asked:
         raise DataError(f"no question to ask: --n is {n}, {data} has questions of split {split}")
-    picture = load_pictures(data, "image", asked)
+    bags = EncodedBags(theirs.open_bags(features or data, split)) if slides else None
+    picture = load_pictures(data, "image", asked, bags=bags)
     images = {qa.image_id: picture(qa)[0] for qa in sorted(asked, key=lambda qa: qa.image_id)}
     with jax.default_matmul_precision("highest"):
         found = compare(theirs, ours, asked, images)
     found = {"phase": ours.card["phase"], "step": ours.card["step"], "split": split, **found}
-    print(table(found))
+    print(summary(found))
     if out:
         atomic_write(out, json.dumps(found, indent=1) + "\n")
     return 0 if found["verdict"] == "equal" else 1
@@ -107,22 +87,26 @@ def draw(data: Path, split: str, n: int) -> list[QA]:
 @torch.inference_mode()
 def compare(theirs: Answerer, ours: TorchAnswerer, asked: Sequence[QA], images: dict[str, bytes]) -> dict[str, Any]:
     """All figures, flat: `verdict`, counts, and per stage `_max_abs`, `_mean_abs`, `_relative`. `images`: by image id."""
-    stages = {name: Difference() for name in (*LIMITED, *END_TO_END)}
+    slides = "slide_perceiver" in theirs.params
+    stages = {name: Difference() for name in (OF_SLIDES if slides else (*LIMITED, *END_TO_END))}
     given, alone = compare_images(theirs, ours, list(images.values()), stages)
     place = {image_id: row for row, image_id in enumerate(images)}
     rows = [place[qa.image_id] for qa in asked]
     counts = compare_answers(theirs, ours, asked, given[rows], alone[rows], stages)
     same = counts["identical_answers"] + counts["ties"] == len(asked)
-    sound = same and all(stages[name].relative <= TOLERANCE for name in LIMITED)
-    figures = {f"{name}_{what}": value for name, stage in stages.items() for what, value in stage.figures().items()}
+    sound = same and all(stage.relative <= TOLERANCE for name, stage in stages.items() if name in LIMITED)
     head = {"verdict": "equal" if sound else "different", "questions": len(asked), "images": len(images)}
-    return {**head, **counts, "tolerance_relative": TOLERANCE, **figures}
+    return {**head, **counts, "tolerance_relative": TOLERANCE, **flat(stages)}
 
 
 def compare_images(
     theirs: Answerer, ours: TorchAnswerer, images: Sequence[bytes], stages: dict[str, Difference]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fills the stages up to the visual tokens; returns JAX's and PyTorch's visual tokens [n, Q, D], each on its own."""
+    if "slide_perceiver" in theirs.params:
+        given, alone = theirs.encode(images), ours.encode(images)
+        stages["visual_tokens"].add(alone, given)
+        return given, alone
     graphs, params = (tuple(values[name] for name in VISUAL_TREES) for values in (theirs.graphs, theirs.params))
     pixels = np.stack([decode_image(image, theirs.image_side) for image in images])
     visual_tokens = []
@@ -225,15 +209,11 @@ def kl(jax_logits: np.ndarray, torch_logits: np.ndarray) -> np.ndarray:
     return (np.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def table(found: dict[str, Any]) -> str:
+def summary(found: dict[str, Any]) -> str:
     """The result for a terminal."""
-    lines = [f"  {'stage':<26}{'max abs':>12}{'mean abs':>12}{'relative':>12}   limit"]
-    for name in (*LIMITED, *END_TO_END):
-        values = [found[f"{name}_{what}"] for what in ("max_abs", "mean_abs", "relative")]
-        limit = f"{TOLERANCE:.0e}" if name in LIMITED else "none"
-        lines.append(f"  {name.replace('_', ' '):<26}" + "".join(f"{value:>12.2e}" for value in values) + f"   {limit}")
-    n = found["questions"]
-    lines += [
+    n, names = found["questions"], [name for name in (*LIMITED, *END_TO_END) if f"{name}_max_abs" in found]
+    lines = [
+        *table(found, names, END_TO_END),
         f"  first token equal {found['same_first_token']} of {n}, mean KL of the logits {found['mean_logit_kl']:.2e}",
         f"  answers identical {found['identical_answers']} of {n}, parted at a tie {found['ties']}",
         f"  JAX and PyTorch: {found['verdict']}",

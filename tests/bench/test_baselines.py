@@ -56,6 +56,14 @@ def test_a_baseline_carries_the_papers_name_and_its_pinned_revision(monkeypatch:
         return Constant("A")
 
     monkeypatch.setattr("pbs_jax.bench.baselines.load_adapter", load)
+    with pytest.raises(
+        DataError, match=r"has nothing for its revision: give the full commit .* as --model baseline:blip2"
+    ):
+        load_baseline("blip2-opt-6.7b", Options())
+    with pytest.raises(DataError, match="has 1d33d60 for its revision"):
+        load_baseline("blip2-opt-6.7b@1d33d60", Options())  # the hub takes no short one
+    load_baseline(f"blip2-opt-6.7b@{'0' * 40}", Options())
+    assert asked.pop() == f"hf:Salesforce/blip2-opt-6.7b@{'0' * 40}"
     model = load_baseline("qwen2.5-vl-7b", Options())
     assert asked == ["hf:Qwen/Qwen2.5-VL-7B-Instruct@cc594898137f460bfe9f0759e9844b3ce807cfb5"]
     assert model.name == "Qwen2.5-VL-7B" and model.card["licence"] == "apache-2.0"

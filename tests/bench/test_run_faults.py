@@ -183,6 +183,40 @@ def test_kills_lose_no_row_and_ask_nothing_twice(dataset: Path, tmp_path: Path, 
     assert len(asked_for) - len(set(asked_for)) <= 3 * workers  # only calls that a kill cut off
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["subprocess", "hf"])
+def test_a_killed_run_goes_on_where_it_stopped(kind: str, dataset: Path, tmp_path: Path, repo: Path) -> None:
+    if kind == "hf":
+        pytest.importorskip("torchvision")
+        from tests.bench.tiny_models import build
+
+        build("qwen2_vl", tmp_path / "m")
+        model = f"hf:{tmp_path / 'm'}"
+    else:
+        slow = CHILD.replace("LOG", repr(str(tmp_path / "log"))).replace(
+            'q["id"] == "q7"', "__import__('time').sleep(0.01)"
+        )
+        (tmp_path / "child.py").write_text(slow)
+        model = f"subprocess:{sys.executable} {tmp_path / 'child.py'}"
+    count = 24 if kind == "hf" else 60
+    more = (f"--model={model}", f"--limit={count}", "--batch-size=4", "--device=cpu", "--model-batch=4")
+    here = [sys.executable, "-m", "pbs_jax.cli", *command(dataset, tmp_path / "r", *more)]
+    path = tmp_path / "r/predictions.jsonl"
+    process = subprocess.Popen(here, cwd=repo, stdout=-3, stderr=-3)
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 8):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    had = len(load_predictions(path))
+    assert 8 <= had < count
+    done = subprocess.run(here, cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0 and f"{had} of {count} questions already answered" in done.stdout, done.stderr
+    ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == count
+    if kind == "subprocess":  # what was in flight may be asked again, what was had is not
+        assert len((tmp_path / "log").read_text().splitlines()) <= count + 1
+
+
 def asking(text: str, image: bytes) -> Request:
     return Request("same id", (), (image,), text, "open", (), text)
 

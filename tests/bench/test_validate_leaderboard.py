@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from data_prep.files import write_jsonl
 from data_prep.schema import QA, DataError
 from pbs_jax import cli
 from pbs_jax.bench import leaderboard, run
-from pbs_jax.bench.records import Questions, load_questions, prediction_record, question_record
+from pbs_jax.bench.records import Questions, load_questions, prediction_record
 from pbs_jax.bench.validate import validate
 from tests.bench.test_score import FAST, closed
 
@@ -22,7 +23,7 @@ CARD = {"model": {"model": "m"}, "modality": "image", "prompt_set": "paper", "pr
 @pytest.fixture
 def asked(tmp_path: Path) -> Questions:
     file = tmp_path / "questions.jsonl"
-    file.write_text("".join(json.dumps(question_record(qa)) + "\n" for qa in closed(80)))
+    write_jsonl(file, closed(80))
     return load_questions(file)
 
 
@@ -85,8 +86,8 @@ def test_the_card_must_match(asked: Questions, tmp_path: Path) -> None:
 
 
 def test_odd_answers_are_warned_of(asked: Questions, tmp_path: Path) -> None:
-    found = validate(submit(tmp_path / "mine", asked, lambda qa: "no idea"), asked)
-    assert found.valid
+    found = validate(submit(tmp_path / "mine", asked, lambda qa: "no idea", model={"remarks": ["a stand-in"]}), asked)
+    assert found.valid and found.warnings[0] == "a stand-in"
     assert "80 of 80 multiple_choice replies can't be read (robust profile)" in found.warnings
     assert any('are "no idea"' in text for text in found.warnings)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_prep import near_duplicates, quality
+from data_prep import files, near_duplicates, quality
+from data_prep.abnormality import abnormality_questions
 from data_prep.claims import Facts, cell_facts
 from data_prep.knowledge import knowledge_questions
 from data_prep.qa import cell_questions
@@ -16,6 +18,8 @@ from data_prep.quality import ITEM_RULES, SET_RULES, screen
 from data_prep.schema import OTHERS, QA, Cell, stable_hash
 from data_prep.slide_qa import slide_questions
 from data_prep.slide_qa_bank import SlideCells
+from pbs_jax import cli
+from tests.data_prep.cell_job import write_job
 from tests.data_prep.wbcatt import expert_cells, made_cells
 
 NEUTROPHIL = Facts(
@@ -55,7 +59,7 @@ def test_clean_records_pass(clean: list[QA], facts: dict[str, Facts]) -> None:
 @pytest.mark.slow
 def test_all_template_questions_of_the_real_cells_pass(shared: Path) -> None:
     cells = expert_cells(shared)
-    written = [*cell_questions(cells), *knowledge_questions(cells, 1.3)]
+    written = [*cell_questions(cells), *abnormality_questions(cells), *knowledge_questions(cells, 2.0)]
     screened = screen(written, {cell.cell_id: cell_facts(cell) for cell in cells})
     assert len(written) > 12_000 and len(screened.rejected) <= 0.02 * len(written), screened.counts()
 
@@ -226,6 +230,18 @@ def test_text_that_tells_the_answer_is_trivial(cells: list[Cell], facts: dict[st
     ]
     found = quality.SET_RULES["trivial"]([*clean, *tell, *lie])
     assert len(found) > 0.9 * len([*tell, *lie]) and not set(found) & {qa.id for qa in clean}
+
+
+def test_the_command_judges_a_file_by_the_facts_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = write_job(tmp_path / "job", 1)[0]
+    wrong = dataclasses.replace(asked("What type of white blood cell is this?", "Basophil"), image_id=cell.cell_id)
+    files.write_jsonl(tmp_path / "q.jsonl", [wrong])
+    command = ["data", "quality", str(tmp_path / "q.jsonl")]
+    assert cell.label != "Basophil" and cli.main(command) == 0
+    assert cli.main([*command, "--root", str(tmp_path / "job"), "--rejects", str(tmp_path / "r.jsonl")]) == 3
+    assert json.loads((tmp_path / "r.jsonl").read_text())["reject_rule"] == "wrong"
+    assert cli.main([*command, "--root", str(tmp_path)]) == 1
+    assert "holds neither cells nor slides" in capsys.readouterr().err
 
 
 def test_every_rule_is_named_and_every_reject_kept_whole() -> None:

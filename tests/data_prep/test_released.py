@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cli_instruct, probe, qa_stats, quality, released
+from data_prep import cli_instruct, files, probe, qa_stats, quality, released
 from data_prep.schema import OTHERS, QA, DataError
 from pbs_jax import cli
 
@@ -23,11 +23,11 @@ def folder(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cell_test(folder: Path) -> list[QA]:
-    return released.read_jsonl(folder / TEST)
+    return files.read_jsonl(folder / TEST)
 
 
 def test_reading_and_writing_loses_nothing(folder: Path, tmp_path: Path, cell_test: list[QA]) -> None:
-    released.write_jsonl(tmp_path / TEST, cell_test)
+    files.write_jsonl(tmp_path / TEST, cell_test)
     before, after = (
         [json.loads(line) for line in (root / TEST).read_text().splitlines()] for root in (folder, tmp_path)
     )
@@ -37,7 +37,7 @@ def test_reading_and_writing_loses_nothing(folder: Path, tmp_path: Path, cell_te
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "1"}\n')
     with pytest.raises(DataError, match=r"x.jsonl:1 is no question"):
-        released.read_jsonl(tmp_path / "x.jsonl")
+        files.read_jsonl(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_labels_of_the_other_sets_follow_table_7(id: str, label: str) -> None:
 
 
 def test_every_out_of_domain_image_but_the_contradictory_ones_has_a_label(folder: Path) -> None:
-    questions = released.read_jsonl(folder / "cell_ood_test.jsonl")
+    questions = files.read_jsonl(folder / "cell_ood_test.jsonl")
     facts = released.released_facts(questions)
     assert len({qa.image_id for qa in questions}) - len(facts) == 4  # two files, each under two labels
     assert OTHERS not in {known.label for known in facts.values()}
@@ -69,7 +69,7 @@ def test_every_out_of_domain_image_but_the_contradictory_ones_has_a_label(folder
 @pytest.mark.slow
 def test_rules_on_released_slides(folder: Path) -> None:
     """Most diagnosis questions name the diagnosis; the one "All of the above" is a format fault."""
-    screened = quality.screen(released.read_jsonl(folder / "slide_train.jsonl"), {})
+    screened = quality.screen(files.read_jsonl(folder / "slide_train.jsonl"), {})
     by_rule = {rule: [i for i in screened.rejected if i.rule == rule] for rule in quality.TITLES}
     named = [i for i in by_rule["leaks"] if "names" in i.detail]
     assert all(i.qa.task == "diagnosis" for i in named) and len(named) > 100
@@ -119,7 +119,7 @@ def test_the_command_writes_derivatives_and_leaves_the_originals(folder: Path, t
     assert source.read_bytes() == content
     card = json.loads((tmp_path / "out" / "rebalanced.json").read_text())["slide_id_test.jsonl"]
     assert card["true_false"]["True"] == card["true_false"]["False"]
-    assert len(released.read_jsonl(tmp_path / "out" / source.name)) == 138 - card["counts"].get("dropped", 0)
+    assert len(files.read_jsonl(tmp_path / "out" / source.name)) == 138 - card["counts"].get("dropped", 0)
 
 
 def test_the_command_counts_rejects_by_rule(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_the_command_counts_rejects_by_rule(folder: Path, tmp_path: Path, capsys
 
 def test_tables_are_the_papers_where_the_release_is(folder: Path) -> None:
     """Slide test: 138 questions in both; the release moved two fill-in answers to open."""
-    by_task, by_type = qa_stats.tables(released.read_jsonl(folder / "slide_id_test.jsonl"))
+    by_task, by_type = qa_stats.tables(files.read_jsonl(folder / "slide_id_test.jsonl"))
     ours, paper = by_task.rows
     assert ours[2:8] == paper[2:8] == (70, 10, 31, 13, 14, 138)
     assert by_type.rows[-1] == ("slide ID test", "subtotal", 35, 35, 55, 55, 20, 22, 28, 26, 138, 138)

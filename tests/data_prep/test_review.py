@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from data_prep import review
+from data_prep import io, review
 from data_prep.schema import DataError
+from data_prep.slide_datasets import PATCH_FEATURES, Patch, patch_id, patch_record
 from data_prep.stats import wilson
 from pbs_jax import cli
-from tests.data_prep.cell_job import write_job
+from tests.data_prep.cell_job import picture, write_job
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,22 @@ def test_the_sheet_has_a_row_and_a_picture_for_each(root: Path, tmp_path: Path, 
     page = (tmp_path / review.PAGE).read_text()
     assert len(rows) == 15 and not any(row["verdict"] for row in rows)
     assert page.count("data:image/jpeg") == 15 and all(row["id"] in page for row in rows)
+
+
+def test_slides_are_reviewed_beside_their_fullest_patch(tmp_path: Path) -> None:
+    """Captions of slides from captions.jsonl, the picture from another job's patches."""
+    line = {"image_id": "S1", "caption": "No diagnosis is recorded."}
+    (tmp_path / review.CAPTIONS).write_text(json.dumps(line) + "\n")
+    patches = [
+        Patch(patch_id("S1", x, 0), "S1", "train", x, 0, 1.0, picture(), tuple(f"c{k}" for k in range(x // 512)))
+        for x in (0, 1024, 512)
+    ]
+    records = map(patch_record, patches)
+    io.write_dataset(tmp_path / "job", "patches", PATCH_FEATURES, records, id_feature="patch_id", config={}, inputs={},
+                     records_in=3, split_level="slide")  # fmt: skip
+    chosen = review.write_sheet(tmp_path, tmp_path / "sheet", "captions", seen=tmp_path / "job")
+    assert [(item.id, item.stratum, item.text) for item in chosen] == [("S1", "slides", line["caption"])]
+    assert (tmp_path / "sheet" / review.PAGE).read_text().count("data:image/jpeg") == 1
 
 
 def test_verdicts_come_back_with_a_wilson_interval(

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from data_prep import cards, prompt_files, providers, synthesis, written
+from data_prep import cards, derived, prompt_files, providers, quality, synthesis, written
 from data_prep.datasets import read_cells, read_questions
+from data_prep.io import write_dataset
 from data_prep.knowledge import TOPICS, knowledge_questions
 from data_prep.llm import open_client
 from data_prep.schema import WHITE_CELL_CLASSES, Cell, DataError
-from data_prep.slide_datasets import Slide
+from data_prep.slide_datasets import SLIDE_FEATURES, Slide, slide_record
 from pbs_jax import cli
 from pbs_jax.bench.adapters import Request as BenchRequest
 from tests.data_prep.cell_job import picture, write_job
@@ -216,6 +217,38 @@ def test_a_slides_caption_has_three_parts_and_no_differential_of_few_cells(tmp_p
     assert any("Neutrophil 60.0 %" in text for text in told) and not any("S1" in text for text in told)
 
 
+def test_summaries_are_written_from_the_captions_of_the_slides_cells(tmp_path: Path) -> None:
+    slides = [slide_record(Slide(f"S{k}", "train", 9, 9, 4, 4)) for k in range(2)]
+    common: dict[str, Any] = {"config": {}, "inputs": {}, "split_level": "slide"}
+    job = synthesis.InstructJob(tmp_path, tmp_path / "out", level="slide")
+    write_dataset(tmp_path, "slides", SLIDE_FEATURES, slides, id_feature="slide_id", records_in=2, **common)
+    cells = [dataclasses.replace(cell, slide_id="S1", caption="", image=picture()) for cell in made_cells(1)]
+    derived.write_cells(tmp_path, cells, [], records_in=5, **common)
+    assert [case.captions for case in synthesis.load_cases(job)] == [(), ()]  # type: ignore[union-attr]
+    captioned = [dataclasses.replace(cell, caption=f"A {cell.label}.") for cell in cells]
+    derived.write_cells(tmp_path / "written", captioned, [], records_in=5, **common)
+    _, second = synthesis.load_cases(dataclasses.replace(job, captions=tmp_path / "written"))
+    assert isinstance(second, providers.SlideCase) and set(second.captions) == {cell.caption for cell in captioned}
+    assert "- A Basophil." in providers.context(second, "slide_caption", "", {})["captions"]
+    with pytest.raises(DataError, match=r"--captions .* has no cells"):
+        synthesis.load_cases(dataclasses.replace(job, captions=tmp_path / "none"))
+
+
+def test_a_recorded_diagnosis_is_asked_for_and_never_named() -> None:
+    names = ("Megaloblastic anemia", "Myelodysplastic syndrome", "No anemia")
+    slides = [
+        Slide(f"S{k}", "train", 9, 9, 4, 4, diagnosis=names[k % 3], counts={"Neutrophil": 60 + k, "Lymphocyte": 40})
+        for k in range(9)
+    ]
+    cases = [providers.SlideCase(slide) for slide in slides]
+    found = providers.Template().questions(cases, {})
+    asked = [qa for result in found for qa in result.value or () if qa.task == "diagnosis"]
+    assert {qa.question_type for qa in asked} == {"fill_blank", "multiple_choice"}
+    assert {qa.image_id: qa.answer for qa in asked} == {slide.slide_id: slide.diagnosis for slide in slides}
+    assert not [qa for qa in asked for name in names if name.split()[0].lower() in qa.question.lower()]
+    assert not quality.screen(asked, synthesis.facts_of(cases)).rejected
+
+
 def test_a_prompts_version_follows_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = prompt_files.load("cell_qa")
     text = (prompt_files.FOLDER / "cell_qa.v1.txt").read_text()
@@ -257,6 +290,8 @@ def test_the_command_by_template_writes_a_job_of_its_own(root: Path, tmp_path: P
     assert cli.main(["data", "card", str(out)]) == 0
     card = (out / "CARD.md").read_text()
     assert all(title in card for title in ("Cohort", "Noisy labels", "Surrogate differential", "Closed loop"))
+    assert cli.main(["data", "card", str(root), "--out", str(tmp_path / "job.md")]) == 0
+    assert "cells: content id" in (tmp_path / "job.md").read_text()
     assert cli.main(["data", "instruct", "--root", str(out), "--out", str(out), "--provider", "template"]) == 1
 
 

@@ -70,6 +70,16 @@ def grads_close(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
         assert error <= 1e-4 * np.abs(expected[name]).max() + 5e-6, f"{name} is off by {error:.2e}"
 
 
+def tree_close(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> None:
+    """Gradients of one loss: max|difference| within `tolerance` of the largest entry of the whole tree."""
+    assert actual.keys() <= expected.keys(), f"no gradient for {sorted(actual.keys() - expected.keys())}"
+    scale = max(float(np.abs(expected[name]).max()) for name in actual)
+    errors = {name: float(np.abs(value - expected[name]).max()) for name, value in actual.items()}
+    worst = max(errors, key=errors.__getitem__)
+    print(f"{len(errors)} gradients: {worst} is off by {errors[worst] / scale:.1e} of the largest, {scale:.3g}")
+    assert scale > 1e-3 and errors[worst] <= tolerance * scale, f"{worst} is off by {errors[worst] / scale:.2e}"
+
+
 def torch_grads(grads: Any, table: Table) -> dict[str, np.ndarray]:
     """Gradients under their torch names, without the tensors that no pass reads."""
     exported = {row.torch for row in table.rows if row.export_only}

@@ -47,7 +47,10 @@ def same(one: Any, two: Any) -> None:
 @pytest.mark.parametrize("table", [densenet_table(TINY), keras_table(TINY)])
 def test_round_trip(tree: Any, table: Any) -> None:
     tensors = to_torch(tree, table)
-    same(to_flax(tensors, table, tree), tree)
+    back = to_flax(tensors, table, tree)
+    same(back, tree)
+    again = to_torch(back, table)
+    assert again.keys() == tensors.keys() and all(np.array_equal(again[n], value) for n, value in tensors.items())
 
 
 def test_import_reads_the_shape_from_either_naming(tree: Any, tmp_path: Path) -> None:
@@ -121,3 +124,43 @@ def test_torchvision(blocks: tuple[int, ...], growth: int, stem: int, side: int,
         features, logits = run(both, done.trees["densenet"], pixels)
     close(features, pooled.numpy(), 1e-5)
     close(logits, theirs, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["Keras 3, model.export", "Keras 2, model.save"])
+def test_keras_savedmodel(how: str, tmp_path: Path) -> None:
+    """The released kind of file, through TensorFlow (extra qc): the same parameters as by npz, and Keras's own numbers.
+
+    In an environment with TensorFlow: `pip install tensorflow-cpu tf_keras` beside the project's packages.
+    """
+    tensorflow = pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("tf_keras" if "2" in how else "keras")
+    generator = np.random.default_rng(0)
+    base = keras.applications.densenet.DenseNet(
+        [2, 3, 1], include_top=False, weights=None, input_shape=(64, 64, 3), pooling="max"
+    )
+    hidden = keras.layers.Dense(7, activation="relu")(base.output)
+    model = keras.Model(base.input, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    for variable in model.weights:
+        value = generator.standard_normal(variable.shape) * (0.2 if len(variable.shape) == 1 else 0.1)
+        if "variance" in variable.name or "gamma" in variable.name:
+            value = 1 + np.abs(value)
+        variable.assign(value.astype(np.float32))
+    folder = str(tmp_path / "saved")
+    if "2" in how:
+        model.save(folder, save_format="tf")
+    else:
+        model.export(folder, verbose=False)
+    named = {getattr(v, "path", v.name).removeprefix("densenet/"): v.numpy() for v in model.weights}
+    np.savez(tmp_path / "keras.npz", **named)
+    done, by_npz = qc(tmp_path / "saved"), qc(tmp_path / "keras.npz")
+    same(done.trees["densenet"], by_npz.trees["densenet"])
+    import_weights("qc", tmp_path / "saved", tmp_path / "run")
+    graph, params = load_qc(tmp_path / "run")
+    images = generator.random((3, 64, 64, 3), np.float32)
+    with jax.default_matmul_precision("highest"):
+        ours = run(lambda params, images: jax.nn.sigmoid(nnx.merge(graph, params)(images)), params, images)
+    theirs = model(tensorflow.constant(images), training=False).numpy()[:, 0]
+    print(ours, theirs)
+    assert 0.01 < theirs.min() < theirs.max() < 0.99 and np.ptp(theirs) > 1e-3
+    close(ours, theirs, 1e-5)

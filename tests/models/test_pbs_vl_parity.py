@@ -17,7 +17,7 @@ from pbs_jax.models.pbs_vl import Projector, insert_visual, rope_positions
 from pbs_jax.models.perceiver import PerceiverConfig, PerceiverResampler, encode_slide
 from pbs_jax.weights.convert import to_flax
 from pbs_jax.weights.tables import decoder_table, perceiver_table, projector_table
-from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads
+from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads, tree_close
 
 IMAGE_PAD = 590
 CONFIG = DecoderConfig(
@@ -91,8 +91,9 @@ def test_training_pass_and_gradients(golden: Golden, model: Any) -> None:
     real = np.asarray(mask, bool)
     close(outputs["logits"][real], golden.out["train.logits"][real])
     np.testing.assert_allclose(outputs["loss"], golden.out["train.loss"], rtol=1e-5)
-    for name, grad in grads.items():
-        grads_close(torch_grads(grad, TABLES[name]), golden.grad)
+    named = {key: value for name, grad in grads.items() for key, value in torch_grads(grad, TABLES[name]).items()}
+    grads_close(named, golden.grad)
+    tree_close(named, golden.grad)
 
 
 @pytest.mark.parametrize("queries", [8], indirect=True)

@@ -15,7 +15,7 @@ from pbs_jax.models.qformer import QFormer, QFormerConfig
 from pbs_jax.models.qformer_losses import itc_similarity, phase1_losses
 from pbs_jax.weights.convert import to_flax, to_torch
 from pbs_jax.weights.tables import qformer_table
-from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads
+from tests.models.golden import Golden, abstract, close, grads_close, run, torch_grads, tree_close
 
 CONFIG = QFormerConfig(
     dim=48, layers=4, heads=4, ffn_dim=96, vocab=101, max_positions=40, encoder_width=40, queries=8, projection=20,
@@ -122,6 +122,7 @@ def test_gradients(golden: Golden, gradients: Any) -> None:
     params, images = jax.tree.map(np.asarray, gradients[1])
     total = torch_grads(jax.tree.map(lambda leaf: leaf[-1], params), TABLE)
     grads_close(total | {"input_images": images[-1]}, golden.grad)
+    tree_close(total, golden.grad)
     assert not total["qformer.Qformer.bert.embeddings.word_embeddings.weight"][CONFIG.pad_id].any()
     for i, loss in enumerate(LOSSES[:-1]):
         one = torch_grads(jax.tree.map(lambda leaf, i=i: leaf[i], params), TABLE)

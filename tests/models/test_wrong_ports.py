@@ -14,13 +14,18 @@ import pytest
 from flax import nnx
 
 from pbs_jax.models import decoder as decoder_module
-from pbs_jax.models import layers, vit
+from pbs_jax.models import layers, qformer, vit
 from pbs_jax.models.decoder import Decoder
+from pbs_jax.models.perceiver import PerceiverConfig
 from pbs_jax.models.vit import ViT
 from pbs_jax.weights.convert import to_flax
 from pbs_jax.weights.tables import decoder_table, vit_table
 from tests.models.golden import Golden, abstract, close, run
 from tests.models.test_pbs_vl_parity import CONFIG
+from tests.models.test_perceiver_parity import build
+from tests.models.test_qformer_parity import GRAPH as QFORMER_GRAPH
+from tests.models.test_qformer_parity import STATE as QFORMER_STATE
+from tests.models.test_qformer_parity import TABLE as QFORMER_TABLE
 from tests.models.test_vit_parity import MLP
 
 
@@ -51,6 +56,21 @@ def decoder_check(shared: Path, change: Callable[[Any], Any] = lambda tree: tree
     close(np.asarray(run(logits, params, embeds))[mask], golden.out["train.logits"][mask])
 
 
+def qformer_check(shared: Path, change: Callable[[Any], Any] = lambda tree: tree) -> None:
+    """The image pass of `test_qformer_parity`, after `change` of the parameters."""
+    golden = Golden(shared, "qformer")
+    params = change(to_flax(golden.w, QFORMER_TABLE, QFORMER_STATE))
+    queries = run(lambda params, images: nnx.merge(QFORMER_GRAPH, params).encode(images), params, golden.inp["images"])
+    close(queries, golden.out["image_pass.last_hidden_state"])
+
+
+def perceiver_check(shared: Path, change: Callable[[Any], Any] = lambda tree: tree) -> None:
+    """The resampler of `test_perceiver_parity` without a mask, after `change` of the parameters."""
+    golden = Golden(shared, "perceiver_cell")
+    graph, params, _ = build(golden, PerceiverConfig(input_dim=40, dim=48, latents=8, heads=4))
+    close(run(lambda params, x: nnx.merge(graph, params)(x), change(params), golden.inp["x"]), golden.out["nomask"])
+
+
 def swap_keys_and_values(tree: dict[str, Any]) -> dict[str, Any]:
     blocks = dict(tree["blocks"])
     blocks["qkv"] = {
@@ -66,6 +86,19 @@ def drop_layer_scale(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "blocks": {**tree["blocks"], **ones}}
 
 
+def swap_in_cross_attention(tree: dict[str, Any]) -> dict[str, Any]:
+    return {**tree, "cross": {**tree["cross"], "key": tree["cross"]["value"], "value": tree["cross"]["key"]}}
+
+
+def feed_queries_as_text(tree: dict[str, Any]) -> dict[str, Any]:
+    return {**tree, "layers": {**tree["layers"], "query_ffn": tree["layers"]["text_ffn"]}}
+
+
+def swap_in_perceiver(tree: dict[str, Any]) -> dict[str, Any]:
+    packed = {"blocks": {"qkv": tree["blocks"]["in_proj"]}}
+    return {**tree, "blocks": {**tree["blocks"], "in_proj": swap_keys_and_values(packed)["blocks"]["qkv"]}}
+
+
 def swap_decoder_keys_and_values(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "layers": {**tree["layers"], "k": tree["layers"]["v"], "v": tree["layers"]["k"]}}
 
@@ -78,6 +111,29 @@ def refused(check: Callable[[], None]) -> None:
 def test_the_right_port_passes(shared: Path) -> None:
     vit_check(shared)
     decoder_check(shared)
+
+
+@pytest.mark.slow
+def test_the_right_qformer_and_perceiver_pass(shared: Path) -> None:
+    qformer_check(shared)
+    perceiver_check(shared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [swap_in_cross_attention, feed_queries_as_text])
+def test_wrong_qformer_weights(shared: Path, change: Callable[[Any], Any]) -> None:
+    refused(lambda: qformer_check(shared, change))
+
+
+@pytest.mark.slow
+def test_wrong_perceiver_weights(shared: Path) -> None:
+    refused(lambda: perceiver_check(shared, swap_in_perceiver))
+
+
+@pytest.mark.slow
+def test_tanh_gelu_in_the_qformer(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qformer, "gelu", jax.nn.gelu)
+    refused(lambda: qformer_check(shared))
 
 
 @pytest.mark.parametrize("change", [swap_keys_and_values, drop_layer_scale])

@@ -44,6 +44,7 @@ PHASES = {
     "cell_qa": ("qformer", "projector"),
     "cell_patch_alignment": ("patch_perceiver", "alignment"),
     "slide_qa": ("slide_perceiver", "projector"),
+    "classifier": ("head",),
 }
 SLIDE_DIM = 24  # width of the slide features
 

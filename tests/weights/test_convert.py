@@ -10,17 +10,22 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from data_prep.schema import DataError
+from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.decoder import Decoder, DecoderConfig
+from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverConfig, PerceiverResampler
 from pbs_jax.models.qformer import QFormer, QFormerConfig
+from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT, ViTConfig
 from pbs_jax.weights.convert import to_flax, to_torch
+from pbs_jax.weights.export import HEAD, phase_tables
 from pbs_jax.weights.tables import Table, decoder_table, perceiver_table, projector_table, qformer_table, vit_table
 
 QFORMER = QFormerConfig.nano(dim=16, heads=2, ffn_dim=24, vocab=30, pad_id=0, cls_id=1, dec_id=2)
 TIED = DecoderConfig.nano(dim=16, heads=2, kv_heads=1, head_dim=8, ffn_dim=24, vocab=30, mrope_section=(2, 1, 1))
 UNTIED = DecoderConfig(30, 16, 2, 2, 1, 8, 24, 1e4, tied=False, qkv_bias=False)
+SIZE = get_size("nano")
 FAMILIES: dict[str, tuple[Any, Table]] = {
     "conv vit": (lambda r: ViT(ViTConfig.nano(), rngs=r), vit_table(ViTConfig.nano())),
     "qformer": (lambda r: QFormer(QFORMER, rngs=r), qformer_table(QFORMER, "model.visual.encoder.qformer.")),
@@ -28,6 +33,8 @@ FAMILIES: dict[str, tuple[Any, Table]] = {
     "untied decoder": (lambda r: Decoder(UNTIED, rngs=r), decoder_table(UNTIED, "model.language_model.")),
     "perceiver": (lambda r: PerceiverResampler(PerceiverConfig.nano(), rngs=r), perceiver_table("resampler.")),
     "projector": (lambda r: Projector(16, 24, rngs=r), projector_table()),
+    "alignment": (lambda r: Alignment(16, 24, 8, rngs=r), phase_tables("cell_patch_alignment", SIZE)["alignment"]),
+    "head": (lambda r: ClassifierHead(8, {"label": 5}, rngs=r), HEAD),
 }
 
 
@@ -41,6 +48,7 @@ def random_params(name: str) -> tuple[dict[str, Any], Table]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_round_trip(name: str) -> None:
+    """flax -> torch -> flax and torch -> flax -> torch, bit by bit (published layouts: test_import, QC: test_densenet)."""
     flat, table = random_params(name)
     state = unflatten_dict(flat)
     tensors = to_torch(state, table)
@@ -48,6 +56,8 @@ def test_round_trip(name: str) -> None:
     assert back.keys() == flat.keys()
     for key, value in flat.items():
         assert np.array_equal(back[key], value), key
+    again = to_torch(unflatten_dict(back), table)
+    assert again.keys() == tensors.keys() and all(np.array_equal(again[n], value) for n, value in tensors.items())
     assert sum(value.size for value in tensors.values()) >= sum(value.size for value in flat.values())
 
 

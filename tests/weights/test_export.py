@@ -15,8 +15,9 @@ from flax.traverse_util import flatten_dict
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from data_prep.schema import DataError
+from data_prep.schema import QA, DataError
 from pbs_jax import cli
+from pbs_jax.bench import remarks, score
 from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler
@@ -25,7 +26,8 @@ from pbs_jax.models.sizes import get_size
 from pbs_jax.train.state import tree_sha256
 from pbs_jax.weights.convert import to_torch
 from pbs_jax.weights.export import export, phase_tables
-from pbs_jax.weights.files import read_card, write_safetensors
+from pbs_jax.weights.files import read_card, seen_by_backbone, write_safetensors
+from pbs_jax.weights.importers import DINOBLOOM_SAW
 from tests.models.golden import Golden
 from tests.weights.conftest import Chain
 
@@ -184,6 +186,22 @@ def test_a_chain_that_has_changed_is_refused(chain: Chain, tmp_path: Path) -> No
         with pytest.raises(DataError, match=message):
             export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_on_images_that_the_backbone_saw_are_marked(chain: Chain, tmp_path: Path) -> None:
+    """DinoBloom's list goes from the import through the export into a table's row and note."""
+    backbone = tmp_path / "backbone"
+    backbone.mkdir()
+    (backbone / "handover.json").write_text(json.dumps({"facts": {"seen": list(DINOBLOOM_SAW)}}))
+    seen = seen_by_backbone({"backbone": str(backbone)})
+    fields = {"id": "q", "image_id": "i", "level": "cell", "domain": "ood", "split": "test", "task": "morphology"}
+    fields |= {"question_type": "open", "question": "?", "answer": "x"}
+    asked = [QA(**fields, source={"dataset": name}) for name in ("S-BIAD440", "WBC_LISC", "APL")]
+    found = remarks.seen_by_backbone({"model": {"seen_by_backbone": seen}}, asked)
+    assert found == ("APL", "WBC_LISC") and not remarks.seen_by_backbone({"model": {}}, asked)
+    run = score.Run("net", 0, "image", "shuffle", "", (), seen=found)
+    assert run.label == "net (seen by backbone)" and "APL, WBC_LISC" in remarks.seen_note(found)[0]
+    assert seen_by_backbone({"backbone": str(chain.runs["backbone"])}) == []
 
 
 def test_without_torch_verify_says_what_to_install(

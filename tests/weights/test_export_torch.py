@@ -13,6 +13,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from data_prep.schema import DataError, shown_options
 from pbs_jax.bench import run as bench
@@ -21,10 +22,15 @@ from pbs_jax.data.slide_examples import SlideBag
 from pbs_jax.decode.slide_answer import load_slide_answerer
 from pbs_jax.models.decoder import DecoderConfig
 from pbs_jax.models.vit import ViTConfig
+from pbs_jax.train import handover
+from pbs_jax.weights.convert import to_torch
 from pbs_jax.weights.export import export
+from pbs_jax.weights.importers import import_weights
+from pbs_jax.weights.tables import decoder_table
 from tests.models.golden import Golden, close
-from tests.weights.conftest import SLIDE_DIM, Chain, rewritten
+from tests.weights.conftest import SLIDE_DIM, Chain, finish, rewritten
 from tests.weights.test_export import GOLDEN
+from tests.weights.test_import import saved
 
 pytestmark = pytest.mark.torch
 MLP = ViTConfig(image_size=112, patch_size=14, dim=48, depth=3, heads=3, mlp_dim=192)
@@ -135,6 +141,44 @@ def test_an_answer_does_not_depend_on_its_batch(exported: Path, chain: Chain) ->
     assert {picked[i] for i in closed} <= {"true", "false", "A", "B", "C", "D"}
 
 
+@pytest.mark.slow
+def test_the_language_model_stays_a_hugging_face_snapshot(chain: Chain, tmp_path: Path) -> None:
+    """7b: our small module beside the snapshot's own files, which may be moved into the export; the answers are JAX's."""
+    from pbs_jax.decode.answer import load_answerer
+    from pbs_jax.weights.torch_answer import load_export
+
+    shape, lm = chain.size.decoder, chain.params["language_model"]
+    text = {
+        "vocab_size": shape.vocab, "hidden_size": shape.dim, "num_hidden_layers": shape.layers, "hidden_act": "silu",
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "intermediate_size": shape.ffn_dim,
+        "rms_norm_eps": shape.rms_eps, "model_type": "qwen2_5_vl_text",
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta, "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    told = {"model_type": "qwen2_5_vl", "tie_word_embeddings": True, "text_config": text}
+    folder = saved(tmp_path / "snapshot", to_torch(lm, decoder_table(shape, "model.language_model.")), told)
+    import_weights("qwen2_5_vl", folder, tmp_path / "lm", size="small")
+    before = handover.read(chain.runs["cell_qa"])["facts"]
+    facts = before | {"size": "7b", "language_model": str(tmp_path / "lm")}
+    finish(tmp_path / "run", "cell_qa", {n: chain.params[n] for n in ("qformer", "projector")}, chain.root, facts)
+    card = export(tmp_path / "run", tmp_path / "export", frozen=True)
+    assert not any(name.startswith("language_model.") for name in load_file(tmp_path / "export" / "frozen.safetensors"))
+    assert card["language_model"]["folder"] == str(folder)
+
+    asked = load_questions(chain.root, "test").items[:12]
+    options = [shown_options(qa) for qa in asked]
+    picture = bench.load_pictures(chain.root, "image", asked)
+    images = [picture(qa)[0] for qa in asked]
+    ours, theirs = load_export(tmp_path / "export"), load_answerer(tmp_path / "run")
+    with jax.default_matmul_precision("highest"):
+        expected = theirs.answer(theirs.encode(images), asked, options)
+    assert ours.answer(ours.encode(images), asked, options) == expected
+    folder.rename(tmp_path / "export" / "language_model")
+    assert load_export(tmp_path / "export").answer(ours.encode(images), asked, options) == expected
+    (tmp_path / "export" / "language_model" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors is not the snapshot's file"):
+        load_export(tmp_path / "export")
+
+
 def test_answering_in_torch_needs_no_jax(repo: Path) -> None:
     code = "import sys, pbs_jax.weights.torch_answer; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
@@ -143,22 +187,25 @@ def test_answering_in_torch_needs_no_jax(repo: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slide_answers_the_same_in_pytorch(chain: Chain, tmp_path: Path) -> None:
-    """A bag with padding: slide Perceiver, projector and answers, in both frameworks."""
-    export(chain.runs["slide_qa"], tmp_path)
+    """Bags with padding through `pbs weights verify`'s comparison: slide Perceiver, projector, answers; and a planted fault."""
+    import torch
+
+    from pbs_jax.weights import verify
     from pbs_jax.weights.torch_answer import load_export
 
-    ours, theirs = load_export(tmp_path), load_slide_answerer(chain.runs["slide_qa"], 8)
-    generator = np.random.default_rng(3)
-    features = generator.standard_normal((3, 8, SLIDE_DIM), np.float32).astype(ml_dtypes.bfloat16)
-    mask = np.arange(8) < np.array([[8], [5], [1]])
-    bags = [
-        SlideBag(f, m, np.zeros((8, 2), np.int32), np.ones(8, np.float32)) for f, m in zip(features, mask, strict=True)
-    ]
-    with jax.default_matmul_precision("highest"):
-        encoded = [bag.encode() for bag in bags]
-        expected, visual = theirs.encode(encoded), ours.encode(encoded)
-        np.testing.assert_allclose(visual, expected, atol=2e-5 * np.abs(expected).max())
-        asked = load_questions(chain.root, "test").items[:3]
-        options = [shown_options(qa) for qa in asked]
-        assert ours.answer(visual, asked, options) == theirs.answer(expected, asked, options)
+    export(chain.runs["slide_qa"], tmp_path)
+    ours, theirs = load_export(tmp_path), load_slide_answerer(chain.runs["slide_qa"], verify.BATCH)
     assert set(ours.parts) == {"slide_perceiver", "projector", "language_model"}
+    generator, counts = np.random.default_rng(3), (8, 5, 1)
+    asked = load_questions(chain.root, "test").items[:40]
+    images = {}
+    for k, name in enumerate(dict.fromkeys(qa.image_id for qa in asked)):
+        features = generator.standard_normal((8, SLIDE_DIM), np.float32).astype(ml_dtypes.bfloat16)
+        images[name] = SlideBag(features, np.arange(8) < counts[k % 3], np.zeros((8, 2)), np.ones(8)).encode()
+    with jax.default_matmul_precision("highest"):
+        found = verify.compare(theirs, ours, asked, images)
+        assert found["verdict"] == "equal" and found["identical_answers"] == 40
+        assert 0 < found["visual_tokens_relative"] < 1e-5
+        with torch.inference_mode():
+            ours.parts["slide_perceiver"].get_parameter("blocks.1.ffn.3.weight").mul_(1.01)
+        assert verify.compare(theirs, ours, asked, images)["verdict"] == "different"

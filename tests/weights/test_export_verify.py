@@ -79,6 +79,35 @@ def test_a_planted_swap_fails(exported: Path, chain: Chain, tmp_path: Path) -> N
     assert found["backbone_tokens_relative"] < 1e-5 < 1e-2 < found["qformer_queries_relative"]
 
 
+PART_STAGES = {
+    "backbone": ("backbone_tokens", "head_logits"),
+    "language_model": ("logits",),
+    "cell_representation": ("qformer_queries",),
+    "cell_patch_alignment": ("patch_tokens", "projections"),
+    "classifier": ("head_logits",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PART_STAGES)
+def test_a_phase_that_answers_nothing_is_compared_network_by_network(chain: Chain, tmp_path: Path, phase: str) -> None:
+    """And a file changed in one entry, text half included, is not what the workdir holds."""
+    out, report = tmp_path / "export", tmp_path / "torch.json"
+    assert cli.main(["weights", "export", "--workdir", str(chain.runs[phase]), "--out", str(out)]) == 0
+    assert cli.main(["weights", "verify", "--export", str(out), "--out", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert found["verdict"] == "equal" and found["equal_tensors"] == found["tensors"] > 0
+    assert {name.removesuffix("_relative") for name in found if name.endswith("_relative")} == set(PART_STAGES[phase])
+    assert all(found[f"{stage}_relative"] < 1e-5 for stage in PART_STAGES[phase])
+
+    def one_entry(tensors: dict[str, Any]) -> None:
+        name = max(tensors, key=lambda name: tensors[name].size)
+        tensors[name] = tensors[name] + np.eye(*tensors[name].shape[-2:], dtype=np.float32) * 1e-3
+
+    wrong = rewritten(out, tmp_path / "wrong", "model.safetensors", one_entry)
+    assert cli.main(["weights", "verify", "--export", str(wrong)]) == 1
+
+
 def scaled(part: str, name: str, factor: float) -> Callable[[Any], None]:
     def change(parts: Any) -> None:
         parts[part].get_parameter(name).mul_(factor)

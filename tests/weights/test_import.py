@@ -270,11 +270,16 @@ def test_a_phase_of_the_official_release_reads_back(
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("family", ["dinobloom", "qwen2_5_vl"])
-def test_from_a_snapshot_to_a_verified_export_in_three_commands(shared: Path, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", ["dinobloom", "qwen2_5_vl", "blip2"])
+def test_from_a_snapshot_to_a_verified_export_in_three_commands(
+    shared: Path, qformer: Any, tmp_path: Path, family: str
+) -> None:
     """import, export, verify; and a changed export does not verify."""
     if family == "dinobloom":
         folder = saved(tmp_path / "snapshot", Golden(shared, "dinov2_swiglu").w, {"num_attention_heads": 3})
+    elif family == "blip2":
+        heads = {"qformer_config": {"num_attention_heads": 2}}
+        folder = saved(tmp_path / "snapshot", to_torch(qformer, blip2_hf_table(QFORMER)), heads)
     else:
         tree = random_tree(lambda rngs: Decoder(LM, rngs=rngs), 2)
         folder = saved(tmp_path / "snapshot", to_torch(tree, decoder_table(LM)), told())
@@ -282,6 +287,10 @@ def test_from_a_snapshot_to_a_verified_export_in_three_commands(shared: Path, tm
     assert cli.main(["weights", "import", family, str(folder), "--out", str(run)]) == 0
     assert cli.main(["weights", "export", "--workdir", str(run), "--out", str(out)]) == 0
     assert cli.main(["weights", "verify", "--export", str(out)]) == 0
-    name = {"dinobloom": "blocks.1.ls1.gamma", "qwen2_5_vl": "model.layers.1.mlp.up_proj.weight"}[family]
+    name = {
+        "dinobloom": "blocks.1.ls1.gamma",
+        "qwen2_5_vl": "model.layers.1.mlp.up_proj.weight",
+        "blip2": "qformer.Qformer.bert.encoder.layer.0.output_query.dense.weight",
+    }[family]
     changed = rewritten(out, tmp_path / "changed", "model.safetensors", lambda t: t.update({name: t[name] * 1.1}))
     assert cli.main(["weights", "verify", "--export", str(changed)]) == 1
