@@ -162,7 +162,7 @@ def _slide(slide: Slide, score: Mapping[str, Any], root: Path, cells: Sequence[C
     )
     shares = differential.shares(slide.counts)
     bars = [charts.Bar(s.label, s.percent / 100, s.low / 100, s.high / 100, strong=True) for s in shares]
-    chart = charts.interval_bars(bars, "Differential with 95 % Wilson intervals") if bars else ""
+    chart = html.columns([charts.interval_bars(bars, "Differential with 95 % Wilson intervals")]) if bars else ""
     chosen = sorted(cells, key=lambda cell: stable_hash("mosaic", cell.cell_id))[:CELLS_SHOWN]
     chosen.sort(key=lambda cell: (cell.label, -cell.confidence))
     named = [(cell.image, f"{cell.label} {cell.confidence:.2f}" if cell.label else "not named") for cell in chosen]

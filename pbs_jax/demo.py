@@ -176,7 +176,7 @@ def steps(out: Path, seed: int) -> list[Step]:
         train(
             language_model,
             "phase 0b: language model",
-            40,
+            80,
             f"--config.init_from.language_model={runs / 'phase0_language_model_drill'}",
             f"--config.data.slides={slides}",
             "--config.weighting=token",  # so few steps must also teach whole sentences
