@@ -31,16 +31,20 @@ for seed in "${seeds[@]}"; do
   "$pbs" train --config=phase0_language_model --config.seed="$seed" --config.data.root="$out/pbc" --config.data.slides="$slides" \
     --config.init_from.language_model="$run/phase0_language_model" --workdir="$run/phase0_language_model_slides"
   for tokens in slide backbone; do # phase 2's tokens, and the raw backbone's as the row to beat
-    features=$run/slides reads=(--kind "$tokens")
-    if [ $tokens = backbone ]; then features=$run/slides_backbone; else reads+=(--alignment "$run/phase2_cell_patch_alignment"); fi
+    features=$run/slides reads=(--kind "$tokens") name=nano
+    if [ $tokens = backbone ]; then
+      features=$run/slides_backbone name="nano, raw backbone"
+    else
+      reads+=(--alignment "$run/phase2_cell_patch_alignment")
+    fi
     "$pbs" data features --root "$slides" "${reads[@]}" "${backbone[@]}" --out "$features"
     "$pbs" train --config=phase4_slide_qa --config.seed="$seed" --config.data.root="$slides" --config.data.features="$features" \
       --config.init_from.language_model="$run/phase0_language_model_slides" --workdir="$run/phase4_$tokens"
-    "$pbs" bench run --model "pbs:$run/phase4_$tokens" --name "nano, $tokens tokens" --data "$slides" --features "$features" \
+    "$pbs" bench run --model "pbs:$run/phase4_$tokens" --name "$name" --data "$slides" --features "$features" \
       --out "$run/bench/slides_$tokens"
   done
   ask=(bench run --model "pbs:$run/phase4_slide" --data "$slides")
-  "$pbs" "${ask[@]}" --name "nano, blind" --modality blind --features "$run/slides" --out "$run/bench/slides_blind"
+  "$pbs" "${ask[@]}" --name nano --modality blind --features "$run/slides" --out "$run/bench/slides_blind"
   "$pbs" data features --root "$background" --kind slide --alignment "$run/phase2_cell_patch_alignment" "${backbone[@]}" \
     --out "$run/background"
   "$pbs" "${ask[@]}" --name "nano, background" --features "$run/background" --out "$run/bench/slides_background"

@@ -111,15 +111,17 @@ def load_export(directory: str | Path, batch_size: int = 64) -> TorchAnswerer:
     }
     with torch.device("meta"):  # no memory and no initialisation for what is loaded anyway
         parts = {name: makers[name]() for name in ANSWERS[card["phase"]]}
+    written = dict(PARTS)
     if BESIDE in card:
+        del written["language_model"]
         fill(
             parts["language_model"],
             snapshot_tensors(directory, card[BESIDE], shapes["decoder"].tied),
             card[BESIDE]["folder"],
         )
-    for name in sorted({file for file, _ in PARTS.values()} & set(card["files"])):
+    for name in sorted({file for file, _ in written.values()} & set(card["files"])):
         tensors = load_file(directory / name)
-        for part, (file, prefix) in PARTS.items():
+        for part, (file, prefix) in written.items():
             if file == name and part in parts:
                 own = [key for key in tensors if key.startswith(prefix)]
                 fill(

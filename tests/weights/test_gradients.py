@@ -96,7 +96,8 @@ def test_phase_0a(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phase0_backbone, "get_size", tiny_size)
     # So few made cells have no val split.
     monkeypatch.setattr(phase0_backbone, "CellImages", lambda root, split, side: CellImages(root, "train", side))
-    phase = phase0_backbone.build(load("phase0_backbone", [f"--config.data.root={chain.root}"]))
+    phase_config = load("phase0_backbone", [f"--config.data.root={chain.root}"])
+    phase = phase0_backbone.build(phase_config)
     trees = {name: chain.params[name] for name in ("backbone", "head")}
     rows = [phase.examples[k] for k in range(6)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -110,7 +111,7 @@ def test_phase_0a(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = head(tokens).split(list(phase0_backbone.OUTPUTS.values()), -1)
     golds = [batch["label"], *batch["attributes"].T]
     losses = [_smoothed(part, torch.tensor(gold)) for part, gold in zip(logits, golds, strict=True)]
-    loss = losses[0] + 2.0 * sum(losses[1:]) / 11
+    loss = losses[0] + phase_config.attribute_weight * sum(losses[1:]) / 11
     loss.backward()
     assert value == pytest.approx(float(loss.detach()), rel=1e-5)
     same_gradients(ours, collected({"": vit, "head.": head}))
