@@ -22,7 +22,7 @@ run ruff format --check .
 say "types: mypy"
 run mypy
 say "fast tests"
-run pytest -n "${PBS_TEST_WORKERS:-2}" --dist loadfile -m "not slow" "$@"
+run pytest -n "${PBS_TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder -m "not slow" "$@"
 if [ "$slow" = yes ]; then
   minutes="${PBS_SLOW_MINUTES:-12}"
   say "slow tests: $minutes minutes at most"

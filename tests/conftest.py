@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / 
 SHARED_REASON = "shared data not found: lay it beside the repository as ../shared, or set PBS_SHARED"
 
 NOT_REACHED = "not reached before the deadline"
+LONG = {"train", "weights", "decode", "models"}  # folders that begin, so that all workers end at about the same time
 
 
 def shared_root() -> Path | None:
@@ -41,6 +42,7 @@ def repo() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
     if importlib.util.find_spec("torch") is None:
         for item in items:
             if item.get_closest_marker("torch"):
