@@ -146,15 +146,16 @@ def _verify(args: argparse.Namespace) -> int:
     from data_prep import io, split
 
     found = sorted(path.parent for path in args.directory.glob(f"*/{io.VERSION}")) or [args.directory]
-    problems = []
+    problems, whole = [], {}
     for dataset in found:
         here = io.verify(dataset)
         problems += here
         if not here:
-            manifest = io.read_manifest(dataset)
+            manifest = whole[dataset.name] = io.read_manifest(dataset)
             print(
                 f"{manifest['dataset']}: whole, {manifest['identity']['kept']} records, {manifest['content_id'][:16]}"
             )
+    problems = problems or io.job_problems(args.directory, whole)
     if not problems and (args.directory / "cells").is_dir():
         problems += split.leaks(args.directory)
     for problem in problems:

@@ -446,6 +446,26 @@ class RecordSource:
         return {**self.__dict__, "_parse": None}
 
 
+def job_problems(directory: Path, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong between the whole datasets of a job's folder: one that state.json names is gone or another, or the
+
+    tokenizer is not the one that wrote the tokens. `manifests`: by dataset name.
+    """
+    state = directory / "state.json"
+    named = json.loads(state.read_bytes())["content_ids"] if state.is_file() else {}
+    problems = [
+        f"{directory / name} is not the dataset {id[:16]} that state.json names: copy it again or run the job again"
+        for name, id in named.items()
+        if manifests.get(name, {}).get("content_id") != id
+    ]
+    tokenizer = directory / "tokenizer" / "tokenizer.json"
+    sha256 = hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer.is_file() else "missing"
+    for name, manifest in manifests.items():
+        if manifest["inputs"].get("tokenizer", sha256) != sha256:
+            problems.append(f"{tokenizer} is not the tokenizer that wrote {name}: copy it again or run the job again")
+    return problems
+
+
 def open_dataset(directory: Path, split: str, *, hashes: bool = False) -> RecordSource:
     """Opens one split of OUT/<name> after checking its shards against the manifest.
 

@@ -25,10 +25,10 @@ for seed in "${seeds[@]}"; do
   "$pbs" data features --root "$out/pbc" --backbone "$run/phase0_backbone" --out "$run"
   # Drills first: short slots with drawn facts, then the same again with more statements, then whole captions.
   drill=(train --config=phase0_language_model_drill "${common[@]}")
-  $pbs "${drill[@]}" --workdir="$run/drill1"
-  $pbs "${drill[@]}" --workdir="$run/drill2" --config.init_from.language_model="$run/drill1" --config.seed=$((seed + 1)) \
+  "$pbs" "${drill[@]}" --workdir="$run/drill1"
+  "$pbs" "${drill[@]}" --workdir="$run/drill2" --config.init_from.language_model="$run/drill1" --config.seed=$((seed + 1)) \
     --config.steps=400 --config.drill.kinds.true_false=0.7
-  $pbs train --config=phase0_language_model "${common[@]}" --config.init_from.language_model="$run/drill2" \
+  "$pbs" train --config=phase0_language_model "${common[@]}" --config.init_from.language_model="$run/drill2" \
     --workdir="$run/phase0_language_model"
   "$pbs" train --config=phase1_cell_representation "${common[@]}" "$features" --workdir="$run/phase1_cell_representation"
   "$pbs" train --config=phase3_cell_qa "${common[@]}" "$features" --workdir="$run/phase3_cell_qa" \

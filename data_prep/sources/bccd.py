@@ -7,6 +7,7 @@ which cell is which; the others are rejects. All of it is out-of-domain test dat
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -39,7 +40,10 @@ def read_boxes(path: Path) -> list[tuple[float, float, float, float]]:
         objects = ElementTree.parse(path).getroot().iter("object")
         white = [item for item in objects if (item.findtext("name") or "").strip().upper() == "WBC"]
         texts = [[item.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")] for item in white]
-        return [(a, b, c, d) for a, b, c, d in dict.fromkeys(tuple(map(float, text)) for text in texts)]
+        boxes = [(a, b, c, d) for a, b, c, d in dict.fromkeys(tuple(map(float, text)) for text in texts)]
+        if bad := [box for box in boxes if not all(map(math.isfinite, box))]:
+            raise ValueError(f"the box {bad[0]} is not finite")
+        return boxes
     except (ElementTree.ParseError, ValueError, OSError) as error:
         raise DataError(f"{path.name} is not readable as VOC boxes ({error})") from error
 

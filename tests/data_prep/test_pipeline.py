@@ -162,6 +162,20 @@ def test_boxes_against_the_decoded_picture(root: Path):
         assert (cell.bbox, clipped) == (want, True)
 
 
+def test_verify_sees_a_lost_dataset_and_another_tokenizer(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    job = tmp_path / "job"
+    shutil.copytree(made, job)
+    assert main(["data", "verify", str(job)]) == 0
+    (job / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert main(["data", "verify", str(job)]) == 1
+    assert "is not the tokenizer that wrote cell_qa_tokens" in capsys.readouterr().err
+    shutil.rmtree(job / "cells")
+    assert main(["data", "verify", str(job)]) == 1
+    assert "cells is not the dataset" in capsys.readouterr().err
+
+
 def test_bccd_with_the_tokenizer_of_pbc(made: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pictures = [root / cell.path for cell in pbc.listing(root).cells[::6]]
     base = tmp_path / "in" / bccd.FOLDER
@@ -170,7 +184,7 @@ def test_bccd_with_the_tokenizer_of_pbc(made: Path, root: Path, tmp_path: Path, 
         (base / folder).mkdir(parents=True)
     for k, picture in enumerate(pictures):
         shutil.copy(picture, base / "JPEGImages" / f"BloodImage_{k:05d}.png")
-        box = {0: (300, 5, 310, 50), 1: (60, 60, 400, 190)}.get(k, (60, 60, 190, 190))
+        box = {0: (300, 5, 310, 50), 1: (60, 60, 400, 190), 2: ("nan", 5, "inf", 50)}.get(k, (60, 60, 190, 190))
         (base / "Annotations" / f"BloodImage_{k:05d}.xml").write_text(voc(box))
         lines.append(f",{k},{('NEUTROPHIL', 'EOSINOPHIL', 'MONOCYTE')[k % 3]}")
     (base / "labels.csv").write_text("\n".join(lines) + "\n")
@@ -179,7 +193,12 @@ def test_bccd_with_the_tokenizer_of_pbc(made: Path, root: Path, tmp_path: Path, 
     shown = capsys.readouterr().out
     assert "BloodImage_00000.png: box (300, 5)-(310, 50) lies outside the 256x256 px picture" in shown
     assert "1 boxes reached over" in shown
-    assert f"identity: {len(pictures)} in = {len(pictures) - 1} kept + 1 box outside its picture" in shown
+    assert (
+        "BloodImage_00002.png: BloodImage_00002.xml is not readable as VOC boxes (the box (nan, 5.0, inf, 50.0)"
+        in shown
+    )
+    kept = f"{len(pictures)} in = {len(pictures) - 2} kept + 1 box outside its picture + 1 unreadable boxes"
+    assert f"identity: {kept}" in shown
     questions = list(datasets.read_questions(tmp_path / "out"))
     assert {(qa.split, qa.domain, qa.task) for qa in questions} == {("test", "ood", "cell_subtyping")}
     copied = (tmp_path / "out" / "tokenizer" / "tokenizer.json").read_bytes()

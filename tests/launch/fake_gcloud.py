@@ -34,12 +34,19 @@ def storage(verb: str, arguments: list[str]) -> int:
         return 1
     if verb == "cp":
         paths[1].parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(*paths)
+        upload(*paths)
     elif verb == "rm":
         paths[0].unlink()
     else:
         print(paths[0].read_text() if verb == "cat" else paths[0])
     return 0
+
+
+def upload(source: Path, target: Path) -> None:
+    """An object is in a bucket whole or not at all, whenever the copying process is killed."""
+    part = CLOUD / f"upload-{os.getpid()}"
+    shutil.copy2(source, part)
+    os.replace(part, target)
 
 
 def sync(source: Path, target: Path, exclude: str, delete: bool) -> None:
@@ -51,7 +58,7 @@ def sync(source: Path, target: Path, exclude: str, delete: bool) -> None:
     }
     for name in sorted(names):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, target / name)
+        upload(source / name, target / name)
     for path in list(target.rglob("*")) if delete else []:
         name = path.relative_to(target)
         if path.is_file() and name not in names and not re.match(exclude, str(name)):
