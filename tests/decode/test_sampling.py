@@ -39,6 +39,7 @@ def test_draws_follow_the_probabilities():
     np.testing.assert_allclose(shares, [0.5, 0.3, 0.2], atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_sampled_answer_does_not_depend_on_its_neighbours_but_on_its_seed(model):
     rows = prompts()[:3]
     visual = jax.random.normal(jax.random.key(0), (3, 8, 192))

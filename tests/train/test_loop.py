@@ -41,7 +41,7 @@ def whole(drawn, phases, tmp_path_factory) -> Path:
     return workdir
 
 
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_to_the_same_weights(at, drawn, phases, whole, tmp_path, monkeypatch):
     config = cell_qa_config(drawn, phases)
     write = MetricsWriter.write
