@@ -447,9 +447,9 @@ class RecordSource:
 
 
 def job_problems(directory: Path, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong between the whole datasets of a job's folder: one that state.json names is gone or another, or the
+    """What is wrong between whole datasets of a job's folder, `manifests` by name.
 
-    tokenizer is not the one that wrote the tokens. `manifests`: by dataset name.
+    A dataset that state.json names is gone or another, or the tokenizer is not the one that wrote the tokens.
     """
     state = directory / "state.json"
     named = json.loads(state.read_bytes())["content_ids"] if state.is_file() else {}

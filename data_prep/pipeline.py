@@ -80,7 +80,7 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     found = list_source(job)
     inputs = _inputs(job, found)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
-    if (done := _up_to_date(job.out, key)) is not None:
+    if (done := finished(job.out, key)) is not None:
         return done
     for note in found.notes:
         say(f"note: {note}")
@@ -185,7 +185,7 @@ def _inputs(job: CellJob, found: Listing) -> dict[str, str]:
 
 
 def finished(out: Path, key: str) -> Outcome | None:
-    """What an earlier run under this key left in OUT, if state.json and every dataset it names are whole."""
+    """What an earlier run under this key left in OUT, if state.json, every dataset it names and the tokenizer are whole."""
     path = out / "state.json"
     if not path.is_file():
         return None
@@ -193,28 +193,9 @@ def finished(out: Path, key: str) -> Outcome | None:
     ids = state["content_ids"]
     if state["key"] != key or any(io.verify(out / name) for name in ids):
         return None
-    if any(io.read_manifest(out / name)["content_id"] != id for name, id in ids.items()):
+    if io.job_problems(out, {name: io.read_manifest(out / name) for name in ids}):
         return None
     return Outcome(False, ids, state["rejected"], [f"up to date: {name} {id[:16]}" for name, id in ids.items()])
-
-
-def _up_to_date(out: Path, key: str) -> Outcome | None:
-    path = out / "state.json"
-    if not path.is_file():
-        return None
-    state = json.loads(path.read_bytes())
-    if state["key"] != key or any(io.verify(out / name) for name in DATASETS):
-        return None
-    if any(io.read_manifest(out / name)["content_id"] != state["content_ids"][name] for name in DATASETS):
-        return None
-    tokenizer = io.read_manifest(out / "cell_qa_tokens")["inputs"]["tokenizer"]
-    if (
-        not (out / "tokenizer" / "tokenizer.json").is_file()
-        or tokens.load_tokenizer(out / "tokenizer").sha256 != tokenizer
-    ):
-        return None
-    lines = [f"up to date: {name} {state['content_ids'][name][:16]}" for name in DATASETS]
-    return Outcome(False, state["content_ids"], state["rejected"], lines)
 
 
 def _crop(job: CellJob, found: Listing, work: Path) -> tuple[list[UnitReport], list[Reject]]:

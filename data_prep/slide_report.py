@@ -48,8 +48,9 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
         html.Section("Identity", _identity(out, slides, rejects), "What went in, what was kept, and why not the rest."),
         html.Section("Quality", _quality(scores.values(), root), "Scores of all tiles, kept at 0.5 and above."),
     ]
-    shown, found = slide_sections(out, root, slides, SLIDES_SHOWN)
+    shown = slide_sections(out, root, slides, SLIDES_SHOWN)
     sections += shown
+    found = read_manifest(out / "cells")["identity"]["kept"] if (out / "cells").is_dir() else 0
     reasons = {reject["id"]: reject for reject in rejects}
     for id in sorted(reasons.keys() & {unquote(name) for name in scores})[:SLIDES_SHOWN]:
         score = scores[quote(id, safe="")]
@@ -66,20 +67,19 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     return target
 
 
-def slide_sections(out: Path, root: Path, slides: Sequence[Slide], limit: int) -> tuple[list[html.Section], int]:
-    """A section for each of at most `limit` slides, drawn by hash, and the number of white cells of all of them."""
-    cells: dict[str, list[Cell]] = {}
-    if (out / "cells").is_dir():
-        for cell in read_cells(out):
-            cells.setdefault(cell.slide_id, []).append(cell)
+def slide_sections(out: Path, root: Path, slides: Sequence[Slide], limit: int) -> list[html.Section]:
+    """A section for each of at most `limit` slides, drawn by hash."""
     shown = sorted(slides, key=lambda slide: stable_hash("report", slide.slide_id))[:limit]
     shown.sort(key=lambda slide: slide.slide_id)
+    cells: dict[str, list[Cell]] = {slide.slide_id: [] for slide in shown}
+    for cell in read_cells(out) if (out / "cells").is_dir() else ():
+        if cell.slide_id in cells:
+            cells[cell.slide_id].append(cell)
     sections = []
     for slide in progress(shown, len(shown), "report, slides"):
         score = json.loads(scores_file(out, slide.slide_id).read_bytes())
-        body = _slide(slide, score, root, cells.get(slide.slide_id, []))
-        sections.append(html.Section(f"Slide {slide.slide_id}", body))
-    return sections, sum(map(len, cells.values()))
+        sections.append(html.Section(f"Slide {slide.slide_id}", _slide(slide, score, root, cells[slide.slide_id])))
+    return sections
 
 
 def _warnings(slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> list[str]:

@@ -12,7 +12,7 @@ if [ "${1:-}" = --slow ]; then
 fi
 setup test demo
 cd "$ROOT"
-# As `pbs train` sets it for itself (pbs_jax/cli.py): tests that train take half the time.
+# As computing commands set it for themselves (pbs_jax/cli.py says why).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES-$("$VENV/bin/python" -c 'from pbs_jax.cli import MALLOC; print(MALLOC)')}"
 run() { "$VENV/bin/python" -m "$@" </dev/null; }
 

@@ -47,7 +47,7 @@ EXTRAS = {
 # Commands that compute on the CPU when there is no accelerator.
 COMPUTING = ("demo", "train", "sweep", "bench", "perf", "weights")
 # XLA frees and takes again hundreds of MB each step. By default glibc gives them back to the kernel, which clears them
-# again in 4 KiB pages. Huge pages that stay: phase 3 of nano took 0.6 of the time on a busy machine. Others ignore this.
+# again in 4 KiB pages. Huge pages that stay: phase 3 of nano took 0.6 of the time on a busy machine. Other libcs ignore it.
 MALLOC = ":".join(
     f"glibc.malloc.{setting}" for setting in ("hugetlb=1", "mmap_max=0", "arena_max=1", "trim_threshold=17179869184")
 )
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises SystemExit only from argparse (--help, --version, usage)."""
     try:
         if argv is None:
-            keep_memory(sys.orig_argv)
+            keep_memory()
         config_args, rest = config.split_argv(sys.argv[1:] if argv is None else argv)
         parser = build_parser()
         args = parser.parse_args(rest)
@@ -92,10 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def keep_memory(command: Sequence[str]) -> None:
+def keep_memory() -> None:
     """Starts this process again with `MALLOC`, which glibc reads at the start only; a GLIBC_TUNABLES that is set stays."""
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and sys.argv[1:2] and sys.argv[1] in COMPUTING:
-        os.execve(sys.executable, [sys.executable, *command[1:]], os.environ | {"GLIBC_TUNABLES": MALLOC})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": MALLOC})
 
 
 def _sentence(error: Exception) -> str:

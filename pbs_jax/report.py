@@ -48,7 +48,7 @@ def write(out: Path, plan: Sequence[Step], seed: int, left_out: Sequence[str]) -
     """Puts report.html together from what the steps left under `out`."""
     images = {record["cell_id"]: record for record in open_dataset(out / "data" / "cells", "test")}
     slides = [slide for slide in read_slides(out / "slides") if slide.split == "test"]
-    shown, _ = slide_sections(out / "slides", out / "smears", slides, SLIDES_SHOWN)
+    shown = slide_sections(out / "slides", out / "smears", slides, SLIDES_SHOWN)
     sections = [
         html.Section("Cells: result", scores(out, "cells"), "Held-out cells; 95 % intervals, resampled by image."),
         html.Section("Slides: result", scores(out, "slides"), "Held-out smears; 95 % intervals, resampled by slide."),

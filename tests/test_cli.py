@@ -86,7 +86,7 @@ def test_failures_are_sentences(
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 @pytest.mark.parametrize(("command", "kept"), [("train", True), ("data", False)])
 def test_a_computing_command_keeps_its_memory(command: str, kept: bool, repo: Path) -> None:
-    code = "import os, sys; from pbs_jax import cli; cli.keep_memory(sys.orig_argv); print(os.environ.get('GLIBC_TUNABLES'))"
+    code = "import os; from pbs_jax import cli; cli.keep_memory(); print(os.environ.get('GLIBC_TUNABLES'))"
     clean = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     done = subprocess.run(
         [sys.executable, "-c", code, command], env=clean, cwd=repo, capture_output=True, text=True, check=True

@@ -21,6 +21,7 @@ from pbs_jax.train.phase import definition
 from pbs_jax.weights.importers import bert, blip2, decoder_shape, decoder_source, dinobloom, language_model
 from pbs_jax.weights.stream import stream
 from tests.models.golden import close, run
+from tests.models.references import spread, tiny_blip2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -35,16 +36,6 @@ def exact() -> Any:
     with jax.default_matmul_precision("highest"):
         yield
     torch.set_grad_enabled(True)
-
-
-def spread(model: Any) -> Any:
-    """Weights as uneven as trained ones, so that a missing norm or a swap shows; evaluation mode."""
-    for name, value in model.named_parameters():
-        if value.ndim < 2 or "layer_scale" in name:
-            value.data = 1 + 0.3 * torch.randn_like(value) if "weight" in name else 0.3 * torch.randn_like(value)
-        else:
-            value.data = torch.randn_like(value) * (0.7 if "embed" in name else 1.2 / value.shape[-1] ** 0.5)
-    return model.eval()
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
@@ -69,17 +60,7 @@ def test_dinov2(tmp_path: Path, swiglu: bool) -> None:
 
 def test_blip2_image_text_retrieval(tmp_path: Path) -> None:
     """Image pass, text pass, contrast and matching of `Blip2ForImageTextRetrieval`, with 5 queries."""
-    q = transformers.Blip2QFormerConfig(
-        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, vocab_size=50,
-        encoder_hidden_size=24, max_position_embeddings=20, use_qformer_text_input=True, pad_token_id=0,
-    )  # fmt: skip
-    v = transformers.Blip2VisionConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=28, patch_size=14
-    )
-    config = transformers.Blip2Config(
-        vision_config=v.to_dict(), qformer_config=q.to_dict(), num_query_tokens=5, image_text_hidden_size=12
-    )
-    model = spread(transformers.Blip2ForImageTextRetrieval(config))
+    model = tiny_blip2()
     model.save_pretrained(tmp_path)
     done = blip2(tmp_path, "7b")
     shape = dataclasses.replace(QFormerConfig(**done.facts["qformer"]), pad_id=0)

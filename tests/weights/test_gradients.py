@@ -40,6 +40,7 @@ from pbs_jax.weights.importers import blip2
 from pbs_jax.weights.tables import Table, decoder_table
 from pbs_jax.weights.tables_hf import blip2_hf_table
 from tests.models.golden import run, tree_close
+from tests.models.references import tiny_blip2
 from tests.weights.conftest import SLIDE_DIM, Chain, random_tree, tiny_size
 
 torch = pytest.importorskip("torch")
@@ -337,22 +338,7 @@ def test_phase_2(chain: Chain, kind: str, target: str) -> None:
 
 def test_phase_1_contrast_and_matching(tmp_path: Any) -> None:
     """`Blip2ForImageTextRetrieval`'s parts under BLIP-2's two losses; it has no captioning head."""
-    q = transformers.Blip2QFormerConfig(
-        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, vocab_size=50,
-        encoder_hidden_size=24, max_position_embeddings=20, use_qformer_text_input=True, pad_token_id=0,
-    )  # fmt: skip
-    v = transformers.Blip2VisionConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=28, patch_size=14
-    )
-    config = transformers.Blip2Config(
-        vision_config=v.to_dict(), qformer_config=q.to_dict(), num_query_tokens=5, image_text_hidden_size=12
-    )
-    model = transformers.Blip2ForImageTextRetrieval(config).eval()
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(
-                torch.randn_like(value) * (0.7 if "embed" in name or value.ndim < 2 else value.shape[-1] ** -0.5)
-            )
+    model = tiny_blip2()
     model.save_pretrained(tmp_path)
     done = blip2(tmp_path, "7b")
     shape = dataclasses.replace(QFormerConfig(**done.facts["qformer"]), pad_id=0)
