@@ -54,7 +54,7 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     reasons = {reject["id"]: reject for reject in rejects}
     for id in sorted(reasons.keys() & {unquote(name) for name in scores})[:SLIDES_SHOWN]:
         score = scores[quote(id, safe="")]
-        sections.append(html.Section(f"Rejected: {id}", _maps(score, root, []), reasons[id]["detail"]))
+        sections.append(html.Section(f"Rejected: {id}", html.columns(_maps(score, root, [])), reasons[id]["detail"]))
     kept = sum(slide.tiles_kept for slide in slides)
     note = f", {len(shown)} of {len(slides)} slides shown" if len(shown) < len(slides) else ""
     page = html.render_page(
@@ -162,27 +162,25 @@ def _slide(slide: Slide, score: Mapping[str, Any], root: Path, cells: Sequence[C
     )
     shares = differential.shares(slide.counts)
     bars = [charts.Bar(s.label, s.percent / 100, s.low / 100, s.high / 100, strong=True) for s in shares]
-    chart = html.columns([charts.interval_bars(bars, "Differential with 95 % Wilson intervals")]) if bars else ""
+    chart = [charts.interval_bars(bars, "Differential with 95 % Wilson intervals")] if bars else []
     chosen = sorted(cells, key=lambda cell: stable_hash("mosaic", cell.cell_id))[:CELLS_SHOWN]
     chosen.sort(key=lambda cell: (cell.label, -cell.confidence))
     named = [(cell.image, f"{cell.label} {cell.confidence:.2f}" if cell.label else "not named") for cell in chosen]
-    return html.paragraph(facts) + _maps(score, root, cells) + chart + html.image_grid(named, 84)
+    return html.paragraph(facts) + html.columns([*_maps(score, root, cells), *chart]) + html.image_grid(named, 84)
 
 
-def _maps(score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> str:
-    """Thumbnail, QC map and kept grid side by side."""
+def _maps(score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> list[str]:
+    """Thumbnail, QC map and kept grid, to stand side by side."""
     try:
         with open_slide(root / score["path"]) as opened:
             thumbnail = opened.thumbnail(THUMBNAIL)
     except DataError as error:
-        return html.notice(str(error), "warning")
-    return html.columns(
-        [
-            _picture(thumbnail, "thumbnail"),
-            _picture(qc_map(thumbnail, score), "QC map: red 0, yellow 0.5, blue 1"),
-            _picture(_dots(kept_grid(thumbnail, score), cells, score), "kept tiles; dots are white cells"),
-        ]
-    )
+        return [html.notice(str(error), "warning")]
+    return [
+        _picture(thumbnail, "thumbnail"),
+        _picture(qc_map(thumbnail, score), "QC map: red 0, yellow 0.5, blue 1"),
+        _picture(_dots(kept_grid(thumbnail, score), cells, score), "kept tiles; dots are white cells"),
+    ]
 
 
 def _picture(picture: Image.Image, caption: str) -> str:
