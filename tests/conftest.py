@@ -12,6 +12,8 @@ import pytest
 # Before anything imports jax: tests see the same eight devices on every machine, in this process and in children.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# Most programs here run for milliseconds and compile for seconds: LLVM need not optimise them (a third of the time saved).
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 ROOT = Path(__file__).resolve().parent.parent
 # Compiling is most of what the tests of training cost: workers, children and the next run share the programs.
