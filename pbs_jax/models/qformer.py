@@ -150,7 +150,7 @@ class QFormer(nnx.Module):
         self.vision_proj = Linear(dim, config.projection, rngs=rngs)
         self.text_proj = Linear(dim, config.projection, rngs=rngs)
         self.itm_head = Linear(dim, 2, rngs=rngs)
-        self.temperature = nnx.Param(jnp.asarray(0.07))
+        self.temperature = nnx.Param(jnp.asarray(0.07, jnp.float32))
         self.lm_head = LMHead(config, rngs=rngs)
 
     def encode(

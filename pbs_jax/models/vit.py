@@ -110,10 +110,10 @@ class Block(nnx.Module):
         self.norm1 = LayerNorm(dim, config.eps)
         self.qkv = Linear(dim, 3 * dim, rngs=rngs)
         self.proj = Linear(dim, dim, rngs=rngs)
-        self.ls1 = nnx.Param(jnp.full((dim,), config.layer_scale))
+        self.ls1 = nnx.Param(jnp.full((dim,), config.layer_scale, jnp.float32))
         self.norm2 = LayerNorm(dim, config.eps)
         self.ffn = (Mlp if config.ffn == "mlp" else SwiGlu)(dim, config.mlp_dim, rngs=rngs)
-        self.ls2 = nnx.Param(jnp.full((dim,), config.layer_scale))
+        self.ls2 = nnx.Param(jnp.full((dim,), config.layer_scale, jnp.float32))
         self.heads = config.heads
 
     def __call__(self, x: jax.Array) -> jax.Array:

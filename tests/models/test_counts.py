@@ -9,14 +9,38 @@ import jax
 import pytest
 from flax import nnx
 
+from pbs_jax.models.alignment import Alignment
 from pbs_jax.models.decoder import Decoder, DecoderConfig
 from pbs_jax.models.densenet import DenseNet, DenseNetConfig
+from pbs_jax.models.heads import ClassifierHead
+from pbs_jax.models.pbs_vl import Projector
+from pbs_jax.models.perceiver import PerceiverConfig, PerceiverResampler
 from pbs_jax.models.qformer import QFormer, QFormerConfig
 from pbs_jax.models.vit import ViT, ViTConfig
+from pbs_jax.train.state import leaves_by_name
 
 
 def count(make: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: make(nnx.Rngs(0))))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: ViT(ViTConfig.nano(), rngs=rngs),
+        lambda rngs: ViT(ViTConfig.dinov2_s(), rngs=rngs),
+        lambda rngs: ClassifierHead(192, {"label": 5}, rngs=rngs),
+        lambda rngs: QFormer(QFormerConfig.blip2(), rngs=rngs),
+        lambda rngs: PerceiverResampler(PerceiverConfig.nano(), rngs=rngs),
+        lambda rngs: Alignment(192, 192, 64, rngs=rngs),
+        lambda rngs: Projector(192, 192, rngs=rngs),
+        lambda rngs: Decoder(DecoderConfig.qwen2_5_7b(), rngs=rngs),
+    ],
+)
+def test_parameters_keep_their_type_in_an_update(make: Any) -> None:
+    """A weakly typed one turns into a strong one in the first step, and the whole step is compiled a second time."""
+    state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: make(nnx.Rngs(0)))))
+    assert not [name for name, leaf in leaves_by_name(state).items() if leaf.weak_type]
 
 
 @pytest.mark.parametrize(

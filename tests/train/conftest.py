@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from filelock import FileLock
 from orbax.checkpoint import v1 as ocp
 
 from data_prep.tokens import load_tokenizer
@@ -26,14 +29,27 @@ def one_device() -> jax.sharding.Mesh:
     return make_mesh(devices=jax.devices()[:1])
 
 
+def made_once(name: str, make: Callable[[Path], None], factory: pytest.TempPathFactory) -> Path:
+    """A folder that the first of pytest-xdist's workers fills; the others wait for it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unfinished = folder.with_name(f"{name}.unfinished")
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """cells, cell_qa, cell_qa_tokens and tokenizer of 60 drawn cells."""
     from data_prep.pipeline import CellJob, run
 
-    out = tmp_path_factory.mktemp("drawn")
-    run(CellJob(source="synthetic", out=out, n_per_class=12, bin_length=256), say=lambda text: None)
-    return out
+    def make(out: Path) -> None:
+        run(CellJob(source="synthetic", out=out, n_per_class=12, bin_length=256), say=lambda text: None)
+
+    return made_once("drawn", make, tmp_path_factory)
 
 
 def small_config(name: str, root: Path, **changes: Any) -> Any:
@@ -49,14 +65,15 @@ def phases(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     from pbs_jax.data.features import write_features
     from pbs_jax.train.loop import train
 
-    root = tmp_path_factory.mktemp("phases")
-    work = {name: root / name for name in ("backbone", "language_model", "qformer")}
-    mesh = one_device()
-    train(small_config("phase0_backbone", drawn), work["backbone"], mesh)
-    write_features(drawn, work["backbone"], drawn)
-    train(small_config("phase0_language_model", drawn), work["language_model"], mesh)
-    untrained_qformer(drawn, work["qformer"])
-    return work
+    def make(root: Path) -> None:
+        mesh = one_device()
+        train(small_config("phase0_backbone", drawn), root / "backbone", mesh)
+        write_features(drawn, root / "backbone", drawn)
+        train(small_config("phase0_language_model", drawn), root / "language_model", mesh)
+        untrained_qformer(drawn, root / "qformer")
+
+    root = made_once("phases", make, tmp_path_factory)
+    return {name: root / name for name in ("backbone", "language_model", "qformer")}
 
 
 def untrained_qformer(drawn: Path, workdir: Path) -> None:
