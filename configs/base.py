@@ -59,6 +59,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code
             "weighting": "token",  # of answer losses: "token" (official, ForCausalLM's mean) or "answer" (each alike)
             "batch_size": 32,  # examples per step over all hosts
+            "accumulate": 1,  # parts that a step's batch is worked off in, for want of memory; phases 0b, 3 and 4
             "steps": 1000,  # optimiser updates
             "epochs": 0,  # > 0: passes over the train split; `steps` is then computed from it
             "log_every": 10,  # steps between lines of metrics.jsonl

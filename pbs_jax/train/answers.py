@@ -59,7 +59,7 @@ def answer_loss(
     targets = jnp.where(real, jnp.take_along_axis(batch["targets"], where, axis=1), 0)
     losses, right = token_losses(model, jnp.take_along_axis(hidden, where[..., None], axis=1), targets)
     losses = jnp.where(real, losses, 0.0)
-    weights = real.astype(jnp.float32) if weighting == "token" else jnp.where(real, batch["shares"], 0.0)
+    weights = answer_weights(batch, weighting)
     # A batch without supervised tokens gives zero gradient, not NaN.
     loss = (losses * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
     firsts = real & batch["firsts"]
@@ -67,6 +67,12 @@ def answer_loss(
         "token_accuracy": (right & real).sum() / jnp.maximum(real.sum(), 1),
         "first_token_accuracy": (right & firsts).sum() / jnp.maximum(firsts.sum(), 1),
     }
+
+
+def answer_weights(batch: dict[str, jax.Array], weighting: str) -> jax.Array:
+    """float32[B, A]: what each supervised position counts for in `answer_loss`; 0 for padding."""
+    real = batch["answers"] >= 0
+    return real.astype(jnp.float32) if weighting == "token" else jnp.where(real, batch["shares"], 0.0)
 
 
 def evaluate_answers(

@@ -15,6 +15,7 @@ from data_prep.schema import DataError
 from pbs_jax.train.phases import NAMES
 
 FILE = "handover.json"
+ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has a `weight`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +70,18 @@ def problems(config: Any) -> Iterator[str]:
 
 
 def _numbers(config: Any) -> Iterator[str]:
-    for name in ("batch_size", "log_every", "save_every", "keep"):
+    for name in ("batch_size", "accumulate", "log_every", "save_every", "keep"):
         if config[name] < 1:
             yield f"config.{name}={config[name]}: use 1 or more"
     if config.steps < 1 and config.epochs < 1:
         yield f"config.steps={config.steps} and config.epochs={config.epochs}: set one of them"
     if config.weighting not in ("token", "answer"):
         yield f'config.weighting "{config.weighting}" is unknown: use token or answer'
+    if config.accumulate > 1 and config.phase not in ACCUMULATED:
+        yield (
+            f"config.accumulate={config.accumulate}: the loss of phase {config.phase} is no mean over answers, so that its "
+            f"gradient is no sum over parts of a batch: use 1 (more is for {', '.join(ACCUMULATED)})"
+        )
     if config.images_per_row < 0:
         yield f"config.images_per_row={config.images_per_row}: use 0 (one question a row), 1, or more"
     if config.optimizer.name not in ("adamw", "muon"):
@@ -83,10 +89,10 @@ def _numbers(config: Any) -> Iterator[str]:
     if not 0.0 <= config.optimizer.warmup_fraction < 1.0:
         yield f"config.optimizer.warmup_fraction={config.optimizer.warmup_fraction}: use a share below 1"
     sizes = [config.mesh[name] for name in ("data", "fsdp")]
-    known = math.prod(size for size in sizes if size > 0)
+    known = math.prod(size for size in sizes if size > 0) * max(config.accumulate, 1)
     if config.batch_size >= 1 and config.batch_size % known:
         yield (
-            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp = {known}: "
+            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp x accumulate = {known}: "
             "use a multiple, or another config.mesh"
         )
 

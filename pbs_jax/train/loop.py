@@ -93,7 +93,7 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, cloc
 
     tx = make_optimizer(config.optimizer, steps)
     state = init_state(trainable, tx, mesh)
-    step_fn = make_step(phase.loss, tx, config.seed, state)
+    step_fn = make_step(phase.loss, tx, config.seed, state, parts=config.accumulate, weight=phase.weight)
     data = iterate(phase, config)
     checkpoints = Checkpoints(workdir, config.keep)
     with clock.spend("restore"):
@@ -231,10 +231,10 @@ def check_config(config: Any, workdir: Path) -> None:
 def check_batch(config: Any, mesh: jax.sharding.Mesh) -> None:
     """Raises DataError for a batch that the data and fsdp axes, or the hosts, cannot share evenly."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.batch_size % parts or config.batch_size % jax.process_count():
+    if config.batch_size % (parts * config.accumulate) or config.batch_size % jax.process_count():
         raise DataError(
-            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp = {parts} "
-            f"and {jax.process_count()} hosts: use a multiple of both"
+            f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp = {parts}, times "
+            f"config.accumulate={config.accumulate}, and {jax.process_count()} hosts: use a multiple"
         )
 
 

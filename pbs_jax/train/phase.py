@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from pbs_jax.train.state import Params
-from pbs_jax.train.step import LossFn
+from pbs_jax.train.step import LossFn, WeightFn
 
 Example = dict[str, np.ndarray]
 Networks = dict[str, Callable[[nnx.Rngs], nnx.Module]]  # tree name -> what makes its module
@@ -37,6 +37,7 @@ class Phase:
     evaluate: Callable[[Params, Params], dict[str, float]]
     facts: dict[str, Any]
     example_id: Callable[[int], str] = str  # what an example's index stands for, for messages
+    weight: WeightFn | None = None  # of a batch; None: the loss is no weighted mean, and cannot be added up in parts
     loaded: tuple[str, ...] = ()  # trainable trees that started from another phase; the others are fresh
 
 

@@ -14,25 +14,38 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pbs_jax.train.state import Params, TrainState, leaves_by_name, path_name
 
 Metrics = dict[str, jax.Array]
-LossFn = Callable[[Params, Params, dict[str, jax.Array], jax.Array | None], tuple[jax.Array, Metrics]]
+Batch = dict[str, jax.Array]
+LossFn = Callable[[Params, Params, Batch, jax.Array | None], tuple[jax.Array, Metrics]]
+WeightFn = Callable[[Batch], jax.Array]  # what a batch counts for in a mean over batches: its supervised tokens
 
 
 def make_step(
-    loss: LossFn, tx: optax.GradientTransformation, seed: int, state: TrainState
+    loss: LossFn,
+    tx: optax.GradientTransformation,
+    seed: int,
+    state: TrainState,
+    *,
+    parts: int = 1,
+    weight: WeightFn | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """step(state, frozen, batch) -> (state, metrics), laid out like the given state; `state` is donated, `frozen` is not.
 
-    The key of a step is fold_in(key(seed), step): a resumed run draws the same numbers.
+    The key of a step is fold_in(key(seed), step): a resumed run draws the same numbers. parts: the gradient is added up
+    over so many parts of the batch, each counting by `weight`, so that only one part's activations are held at a time.
     """
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    if parts > 1:
+        assert weight is not None, "check.py refuses phases whose loss is no mean over examples"
+        gradient = in_parts(gradient, weight, parts)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))
     def step(
-        state: TrainState, frozen: Params, batch: dict[str, jax.Array], base: jax.Array
+        state: TrainState, frozen: Params, batch: Batch, base: jax.Array
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(base, state.step)
-        (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable, frozen, batch, key)
+        (value, metrics), grads = gradient(state.trainable, frozen, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
         norms = {"grad_norm": grads, "param_norm": trainable, "update_norm": updates}
@@ -41,6 +54,27 @@ def make_step(
 
     # The key is an argument, not a constant: all seeds share one compiled step.
     return functools.partial(step, base=jax.random.key(seed))
+
+
+def in_parts(gradient: Callable[..., Any], weight: WeightFn, parts: int) -> Callable[..., Any]:
+    """The gradient of a batch as the weighted mean of its parts' (all metrics alike), one after the other."""
+
+    def summed(trainable: Params, frozen: Params, batch: Batch, key: jax.Array) -> Any:
+        # Every `parts`-th row goes to the same part: rows stay on the device that holds them.
+        split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+        whole = jnp.maximum(jax.vmap(weight)(split).sum(), 1e-6)
+
+        def add(total: Any, numbered: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+            number, part = numbered
+            found = gradient(trainable, frozen, part, jax.random.fold_in(key, number))
+            share = weight(part) / whole
+            return jax.tree.map(lambda old, new: old + share * new, total, found), None
+
+        first = jax.tree.map(lambda x: x[0], split)
+        start = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient, trainable, frozen, first, key))
+        return jax.lax.scan(add, start, (jnp.arange(parts), split))[0]
+
+    return summed
 
 
 def init_state(trainable: Params, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:

@@ -33,7 +33,7 @@ def test_all_problems_come_at_once(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("jax.devices", lambda: pytest.fail("a device was asked for"))
     found = "\n".join(problems(config))
     for said in (
-        "batch_size=30 is not divisible by the mesh's data x fsdp = 4",
+        "batch_size=30 is not divisible by the mesh's data x fsdp x accumulate = 4",
         '"sgd" is unknown',
         "gone/handover.json is missing",
         "is of phase language_model, expected cell_representation",
