@@ -53,7 +53,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "prefetch": 64,  # examples read ahead
             },
             # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.
-            "init_from": {"backbone": "", "language_model": "", "qformer": ""},
+            "init_from": {"backbone": "", "language_model": "", "qformer": "", "projector": ""},
             "words": "",  # phase 1: folder of a tokenizer for captions alone; small: nano's, a head 12 times smaller
             "int8": False,  # frozen language model with int8 kernels; see what it costs with `pbs perf int8`
             "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code

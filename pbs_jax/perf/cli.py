@@ -1,4 +1,4 @@
-"""`pbs perf flops|step|input|int8`: measurements, each beside a named peer."""
+"""`pbs perf flops|step|input|tile|int8`: measurements, each beside a named peer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
-    group = subparsers.add_parser("perf", help="measure: FLOPs, step time, input rate, int8", description=__doc__)
+    group = subparsers.add_parser(
+        "perf", help="measure: FLOPs, step time, input rate, tiles, int8", description=__doc__
+    )
     commands = group.add_subparsers(metavar="COMMAND", required=True)
 
     flops = commands.add_parser(
@@ -53,6 +55,18 @@ def add_parser(subparsers: Any) -> None:
     rate.add_argument("--rounds", type=int, default=5, metavar="N")
     rate.set_defaults(run=run_input)
 
+    tile = commands.add_parser(
+        "tile",
+        help="tiles/s of the slide pass against the released way",
+        description="Tiles a second of reading, scoring, finding cells and writing what is kept, against reading every tile "
+        "and writing it as PNG, alternating runs in one process.",
+    )
+    tile.add_argument("--slide", type=Path, required=True, metavar="FILE")
+    tile.add_argument("--mpp", type=float, default=0.0, metavar="UM", help="um/px, where the file says none")
+    tile.add_argument("--count", type=int, default=64, metavar="N", help="tiles, at least")
+    tile.add_argument("--rounds", type=int, default=3, metavar="N")
+    tile.set_defaults(run=run_tile)
+
     int8 = commands.add_parser(
         "int8",
         help="what int8 kernels do to a frozen language model's logits",
@@ -77,6 +91,13 @@ def run_input(args: argparse.Namespace) -> int:
     from pbs_jax.perf.input import report
 
     print(report(args.cells, args.count, args.rounds))
+    return 0
+
+
+def run_tile(args: argparse.Namespace) -> int:
+    from pbs_jax.perf.tile import report
+
+    print(report(args.slide, args.count, args.rounds, args.mpp))
     return 0
 
 

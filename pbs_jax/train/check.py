@@ -66,6 +66,8 @@ def problems(config: Any) -> Iterator[str]:
     yield from _datasets(config, needs)
     for field, phase in needs.init:
         yield from _init(config, field, phase)
+    if config.phase == "slide_qa" and config.init_from.projector:
+        yield from _init(config, "projector", "cell_qa")
     yield from _shapes(config)
 
 
@@ -172,6 +174,7 @@ def _shapes(config: Any) -> Iterator[str]:
             )
     trees = {"qformer": ("qformer", "query_tokens", size.qformer.dim)}
     trees |= {"language_model": ("language_model", "norm/scale", size.decoder.dim)}
+    trees |= {"projector": ("projector", "linear/kernel", size.decoder.dim)}
     for field, (tree, leaf, expected) in trees.items():
         content = _handover(config.init_from[field]) if config.init_from[field] else None
         found = (content or {}).get("trees", {}).get(tree, {}).get(leaf)

@@ -61,7 +61,8 @@ def make_loss(size: Size, dim: int, slot_id: int, config: Any) -> LossFn:
 def build(config: Any) -> Phase:
     """config: size, seed, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, patch_dropout,
 
-    init_from.language_model (workdir of 0b).
+    init_from.language_model (workdir of 0b), init_from.projector (workdir of phase 3, whose projector already speaks to that
+    language model; empty = a fresh one, as in the released code).
     """
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
@@ -72,6 +73,10 @@ def build(config: Any) -> Phase:
     trainable = {
         name: parameters(networks(size, bags.dim)[name], config.seed)[1] for name in ("slide_perceiver", "projector")
     }
+    if config.init_from.projector:
+        told = handover.read(config.init_from.projector, ("cell_qa",))["facts"]
+        handover.same_tokenizer(config.init_from.projector, told, tokenizer, root / "tokenizer")
+        trainable |= handover.load(config.init_from.projector, ["projector"])
     language_model = frozen_language_model(config, size)
     loss = make_loss(size, bags.dim, tokenizer.id(IMAGE_PAD), config)
     questions = {split: SlideQuestions(root, split, bags) for split in ("train", "val")}
@@ -97,6 +102,7 @@ def build(config: Any) -> Phase:
                 "slide_qa_tokens": questions["train"].content_id,
             },
         },
+        loaded=("projector",) if config.init_from.projector else (),
     )
 
 

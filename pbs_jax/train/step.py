@@ -41,9 +41,7 @@ def make_step(
         gradient = in_parts(gradient, weight, parts)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))
-    def step(
-        state: TrainState, frozen: Params, batch: Batch, base: jax.Array
-    ) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, frozen: Params, batch: Batch, base: jax.Array) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(base, state.step)
         (value, metrics), grads = gradient(state.trainable, frozen, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)

@@ -41,7 +41,9 @@ def passes() -> Any:
     def run(visual: jax.Array, ids: jax.Array, pad_embedding: float = 0.0) -> dict[str, np.ndarray]:
         nonlocal program
         changed = nnx.to_pure_dict(params)
-        changed["words"] = changed["words"].at[CONFIG.pad_id].set(pad_embedding * jnp.arange(CONFIG.dim))  # no norm removes a ramp
+        changed["words"] = (
+            changed["words"].at[CONFIG.pad_id].set(pad_embedding * jnp.arange(CONFIG.dim))
+        )  # no norm removes a ramp
         if program is None:
             program = compiled(everything, changed, visual, ids)
         return jax.tree.map(np.asarray, program(changed, visual, ids))

@@ -81,9 +81,13 @@ def untrained_qformer(drawn: Path, workdir: Path) -> None:
     tokenizer = load_tokenizer(drawn / "tokenizer")
     shape = get_size("nano", tokenizer).qformer
     trees = {"qformer": parameters(lambda rngs: QFormer(shape, rngs=rngs), 0)[1]}
+    save_finished(workdir, trees, {"size": "nano", "tokenizer_sha256": tokenizer.sha256}, "cell_representation")
+
+
+def save_finished(workdir: Path, trees: dict[str, Any], facts: dict[str, Any], phase: str) -> None:
+    """A finished phase's checkpoint and handover."""
     ocp.save_checkpointables(workdir / "checkpoints" / "0", {"params": trees})
-    facts = {"size": "nano", "tokenizer_sha256": tokenizer.sha256}
-    handover.write(workdir, step=0, trees=trees, config={}, facts=facts, phase="cell_representation")
+    handover.write(workdir, step=0, trees=trees, config={}, facts=facts, phase=phase)
 
 
 def cell_qa_config(drawn: Path, phases: dict[str, Path], **changes: Any) -> Any:

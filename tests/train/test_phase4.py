@@ -18,9 +18,12 @@ from pbs_jax.data import slide_features
 from pbs_jax.data.examples import QuestionBins
 from pbs_jax.data.slide_examples import CaptionedSlides, Joined
 from pbs_jax.decode.slide_answer import load_slide_answerer
-from pbs_jax.train import handover, loop
+from pbs_jax.models.sizes import get_size
+from pbs_jax.train import handover, loop, phase4_slide_qa
+from pbs_jax.train.check import problems
+from pbs_jax.train.phase import parameters
 from pbs_jax.train.phase4_slide_qa import drop_patches
-from tests.train.conftest import one_device, small_config
+from tests.train.conftest import one_device, save_finished, small_config
 from tests.train.test_phase2 import aligned, features, slides  # noqa: F401
 
 
@@ -81,6 +84,22 @@ def test_the_slide_perceiver_trains_and_answers(workdir: Path, store: Path, tmp_
         out = tmp_path / modality
         assert bench.run(f"pbs:{workdir}", store, out, modality=modality, mode="letter_likelihood") == 0
         assert len(load_predictions(out / "predictions.jsonl")) == 8
+
+
+@pytest.mark.slow
+def test_the_projector_can_start_from_phase_3(store: Path, phases: dict[str, Path], tmp_path: Path):
+    tokenizer = load_tokenizer(store / "tokenizer")
+    _, tree = parameters(phase4_slide_qa.networks(get_size("nano", tokenizer), 192)["projector"], 7)
+    facts = {"size": "nano", "tokenizer_sha256": tokenizer.sha256}
+    save_finished(tmp_path, {"projector": tree}, facts, "cell_qa")
+    starts = {"language_model": phases["language_model"], "projector": tmp_path}
+    config = small_config("phase4_slide_qa", store, batch_size=2, **{f"init_from__{k}": v for k, v in starts.items()})
+    phase = phase4_slide_qa.build(config)
+    assert phase.loaded == ("projector",)
+    jax.tree.map(np.testing.assert_array_equal, phase.trainable["projector"], tree)
+    assert not list(problems(config))
+    config.init_from.projector = str(phases["qformer"])
+    assert any("is of phase cell_representation, expected cell_qa" in problem for problem in problems(config))
 
 
 @pytest.mark.slow

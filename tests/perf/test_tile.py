@@ -1,0 +1,24 @@
+"""`pbs perf tile` measures both ways on the same tiles, and refuses what has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from data_prep.schema import DataError
+from pbs_jax.perf.tile import report
+
+
+def test_both_ways_read_the_same_tiles(tmp_path: Path) -> None:
+    Image.effect_noise((1024, 1024), 60).convert("RGB").save(tmp_path / "field.png")
+    text = report(tmp_path / "field.png", count=4, rounds=1, mpp=0.25)
+    assert text.startswith("4 tiles of field.png")
+    assert text.count("tiles/s") == 4 and "(1.0x)" in text
+
+
+def test_a_picture_smaller_than_a_tile_is_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (500, 900), "white").save(tmp_path / "small.png")
+    with pytest.raises(DataError, match="no whole tile of 512 px"):
+        report(tmp_path / "small.png", count=4, rounds=1, mpp=0.25)
