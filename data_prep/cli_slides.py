@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from data_prep.schema import DataError
+
 OK, FAILED, REJECTS = 0, 1, 3
 
 
@@ -31,9 +33,12 @@ def add_commands(commands: Any) -> None:
     report.add_argument("--out", type=Path, help="HTML file (default: slides.html in the directory)")
     report.set_defaults(run=_report)
 
-    evaluate = commands.add_parser("evaluate", help="score the cell finder on annotated real fields")
-    evaluate.add_argument("--task", required=True, choices=("white_cells", "red_cells", "nuclei"))
-    evaluate.add_argument("--root", type=Path, required=True, help="folder that holds fields/ and masks/")
+    evaluate = commands.add_parser("evaluate", help="score the cell finder on real fields, differentials on mosaics")
+    evaluate.add_argument("--task", required=True, choices=("white_cells", "red_cells", "nuclei", "differential"))
+    evaluate.add_argument(
+        "--root", type=Path, required=True, help="folder that holds fields/ and masks/; differential: a slide job"
+    )
+    evaluate.add_argument("--truth", type=Path, help="differential: the folder of `pbs data mosaic` that the job read")
     evaluate.set_defaults(run=_evaluate)
 
 
@@ -67,7 +72,12 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from data_prep.evaluate import TASKS
+    from data_prep.evaluate import TASKS, differential
 
+    if args.task == "differential":
+        if args.truth is None:
+            raise DataError("--task differential needs --truth, the folder of `pbs data mosaic`")
+        print("\n".join(differential(args.root, args.truth)))
+        return 0
     print("\n".join(TASKS[args.task](args.root)))
     return OK

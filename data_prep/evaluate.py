@@ -1,4 +1,4 @@
-"""`pbs data evaluate`: scores the shipped cell finder on annotated real fields.
+"""`pbs data evaluate`: scores the shipped cell finder on annotated real fields, and a job's differentials on mosaics.
 
 Fields have no pixel size; each set is reduced by a fixed factor that brings its cells to the size they have at 0.25
 um/px (chosen on BCCD's train list). Annotations are incomplete, so red cells that nobody labelled are no errors.
@@ -16,7 +16,9 @@ from PIL import Image
 
 from data_prep import slide_cells
 from data_prep.progress import progress
-from data_prep.schema import Box, DataError
+from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
+from data_prep.slide_datasets import read_slides
+from data_prep.slide_derived import slide_cells as slide_cells_known
 from data_prep.stats import wilson
 
 MPP = 0.25
@@ -148,6 +150,31 @@ def nuclei(root: Path) -> list[str]:
     if not values:
         raise DataError(f"{folder} holds no mask of a field: --root is the folder that holds masks/bccd_nucleus")
     return [f"nuclei, BCCD masks: median IoU {np.median(values):.3f}, n {len(values)}"]
+
+
+def differential(job: Path, truth: Path) -> list[str]:
+    """Mean absolute error, in points, of each class's share on the test slides of `job` against what lies on them.
+
+    Raises DataError for slides that `truth`/truth says nothing of.
+    """
+    counted, there = [], []
+    for slide in read_slides(job, "test"):
+        known = slide_cells_known(slide, truth)
+        if known.source != "truth":
+            raise DataError(
+                f"{truth}/truth/{slide.slide_id}.json is missing: --truth is the folder of `pbs data mosaic`"
+            )
+        counted.append([slide.counts.get(label, 0) for label in WHITE_CELL_CLASSES])
+        there.append([known.counts.get(label, 0) for label in WHITE_CELL_CLASSES])
+    if not counted:
+        raise DataError(f"{job}/slides has no test split: --root is the --out of `pbs data run --source slides`")
+    found, real = np.asarray(counted, float), np.asarray(there, float)
+    errors = 100 * np.abs(found / np.maximum(found.sum(1, keepdims=True), 1) - real / real.sum(1, keepdims=True))
+    lines = [f"differential, {len(found)} test slides: {found.sum():.0f} white cells counted of {real.sum():.0f} there"]
+    return lines + [
+        f"  {label}: mean absolute error {mean:.2f} points"
+        for label, mean in zip(WHITE_CELL_CLASSES, errors.mean(0), strict=True)
+    ]
 
 
 TASKS: dict[str, Callable[[Path], list[str]]] = {

@@ -1,0 +1,39 @@
+"""The differential of a job against what was laid on its slides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from data_prep import evaluate
+from data_prep.schema import WHITE_CELL_CLASSES, DataError
+from data_prep.slide_datasets import Slide, read_slides
+from pbs_jax.cli import main
+
+
+def test_errors_are_in_points_of_the_share(slide_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = next(iter(read_slides(slide_job)))
+    counted = {"Neutrophil": 6, "Lymphocyte": 3, "Basophil": 1}
+    slide: Slide = dataclasses.replace(one, slide_id="m", counts=counted)
+    monkeypatch.setattr(evaluate, "read_slides", lambda job, split: [slide])
+    there = dict.fromkeys(WHITE_CELL_CLASSES, 0) | {"Neutrophil": 5, "Lymphocyte": 5}
+    (tmp_path / "truth").mkdir()
+    (tmp_path / "truth" / "m.json").write_text(json.dumps({"counts": there, "cells": []}))
+    lines = evaluate.differential(slide_job, tmp_path)
+    assert lines[0].endswith("10 white cells counted of 10 there")
+    errors = {line.split(":")[0].strip(): float(line.split()[-2]) for line in lines[1:]}
+    assert errors == {"Neutrophil": 10.0, "Lymphocyte": 20.0, "Monocyte": 0.0, "Eosinophil": 0.0, "Basophil": 10.0}
+
+
+def test_slides_without_a_truth_are_no_zeros(slide_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "read_slides", lambda job, split: list(read_slides(slide_job)))
+    with pytest.raises(DataError, match=r"truth/.*json is missing"):
+        evaluate.differential(slide_job, tmp_path)
+
+
+def test_the_command_asks_for_the_truth(slide_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "evaluate", "--task", "differential", "--root", str(slide_job)]) == 1
+    assert "needs --truth" in capsys.readouterr().err
