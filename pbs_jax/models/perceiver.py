@@ -25,6 +25,7 @@ class PerceiverConfig:
     depth: int = 2
     heads: int = 8
     eps: float = 1e-5
+    latent_std: float = 0.02  # of the drawn latents, as in the released code
     dtype: str = "float32"
 
     @classmethod
@@ -75,7 +76,7 @@ class PerceiverResampler(nnx.Module):
 
     def __init__(self, config: PerceiverConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.latents = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.latents, config.dim)))
+        self.latents = nnx.Param(config.latent_std * jax.random.normal(rngs.params(), (config.latents, config.dim)))
         self.input_projection = Linear(config.input_dim, config.dim, rngs=rngs)
         self.blocks = stack(lambda rngs: Block(config, rngs=rngs), config.depth, rngs)
         self.output_norm = LayerNorm(config.dim, config.eps)

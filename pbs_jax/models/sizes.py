@@ -20,6 +20,8 @@ class Size:
 
     patch_windows: a patch is read as so many windows a side, at the scale of the cell crops that the stand-in backbone
     learnt from; 1 = whole, as the official code does.
+    latent_std: of the slide Perceiver's drawn latents. Small ones are drowned by what they read, all alike, and a short
+    run is over before they part; 0.02, as the official code draws them, is for long ones.
     """
 
     name: str
@@ -28,16 +30,17 @@ class Size:
     decoder: DecoderConfig
     frozen_dtype: str
     patch_windows: int = 1
+    latent_std: float = 0.02
 
     @property
     def patch_perceiver(self) -> PerceiverConfig:
         """Phase 2's, from a patch's backbone tokens to tokens of the Q-Former's number and width."""
-        return self.slide_perceiver(self.vit.dim)
+        q = self.qformer
+        return PerceiverConfig(input_dim=self.vit.dim, dim=q.dim, latents=q.queries, dtype=q.dtype)
 
     def slide_perceiver(self, input_dim: int) -> PerceiverConfig:
         """Phase 4's; `input_dim` is the width of the slide features."""
-        q = self.qformer
-        return PerceiverConfig(input_dim=input_dim, dim=q.dim, latents=q.queries, dtype=q.dtype)
+        return dataclasses.replace(self.patch_perceiver, input_dim=input_dim, latent_std=self.latent_std)
 
 
 def get_size(name: str, tokenizer: Any | None = None, *, int8: bool = False) -> Size:
@@ -74,15 +77,16 @@ def _size(name: str, tokenizer: Any | None) -> Size:
     special = {"pad_id": 0, "cls_id": 0, "dec_id": 0}
     if tokenizer and name != "7b":
         special = {"pad_id": tokenizer.id(PAD), "cls_id": tokenizer.id(CLS), "dec_id": tokenizer.id(DEC)}
+    stand_in: dict[str, Any] = {"patch_windows": 4, "latent_std": 1.0}
     match name:
         case "nano":
             qformer = QFormerConfig.nano(**vocab, **special)
-            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.nano(**vocab), "float32", patch_windows=4)
+            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.nano(**vocab), "float32", **stand_in)
         case "small":
             # nano's backbone; the Q-Former reads and writes with the language model's tokenizer.
             width = {"dim": 384, "layers": 6, "heads": 6, "ffn_dim": 1536, "projection": 128}
             qformer = QFormerConfig.nano(**width, **vocab, **special)
-            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.smollm2_135m(), "float32", patch_windows=4)
+            return Size(name, ViTConfig.nano(), qformer, DecoderConfig.smollm2_135m(), "float32", **stand_in)
         case "7b":
             # Compute in bfloat16 (parameters that train stay float32), layers recomputed in the backward pass.
             large: dict[str, Any] = {"dtype": "bfloat16", "remat": True}
