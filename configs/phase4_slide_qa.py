@@ -11,18 +11,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.phase = "slide_qa"
     config.max_patches = 2048  # of a slide, sampled evenly over it
-    config.standardise = (
-        False  # start on features of mean 0 and variance 1: what tells patches apart may be a small part
-    )
     config.patch_dropout = 0.0  # share of a slide's patches hidden in a training step
     if config.size != "7b":
         config.batch_size = 16  # bins: one slide with several questions each
-        config.steps = 200
+        config.steps = 800
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3
         if config.recipe == "paper":
-            config.weighting = "answer"
-            config.standardise = True
             config.patch_dropout = 0.25  # nano's slides are few
     else:
         config.images_per_row, config.batch_size, config.epochs = 3, 32, 50  # three images' questions a row

@@ -39,7 +39,8 @@ for seed in "${seeds[@]}"; do
     fi
     "$pbs" data features --root "$slides" "${reads[@]}" "${backbone[@]}" --out "$features"
     "$pbs" train --config=phase4_slide_qa --config.seed="$seed" --config.data.root="$slides" --config.data.features="$features" \
-      --config.init_from.language_model="$run/phase0_language_model_slides" --workdir="$run/phase4_$tokens"
+      --config.init_from.language_model="$run/phase0_language_model_slides" \
+      --config.init_from.projector="$run/phase3_cell_qa" --workdir="$run/phase4_$tokens"
     "$pbs" bench run --model "pbs:$run/phase4_$tokens" --name "$name" --data "$slides" --features "$features" \
       --out "$run/bench/slides_$tokens"
   done

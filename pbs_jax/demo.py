@@ -206,6 +206,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             "phase 4: answers from slides",
             40,
             f"--config.init_from.language_model={language_model}",
+            f"--config.init_from.projector={cell_qa}",
             root=slides,
             xla_flags=QUICK_COMPILE,
         ),

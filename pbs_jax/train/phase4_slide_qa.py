@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from data_prep.prompts import IMAGE_PAD
@@ -60,9 +59,9 @@ def make_loss(size: Size, dim: int, slot_id: int, config: Any) -> LossFn:
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, standardise,
+    """config: size, seed, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, patch_dropout,
 
-    patch_dropout, init_from.language_model (workdir of 0b), init_from.projector (workdir of phase 3, whose projector already
+    init_from.language_model (workdir of 0b), init_from.projector (workdir of phase 3, whose projector already
     speaks to that language model; empty = a fresh one, as in the released code).
     """
     root = Path(config.data.root)
@@ -70,15 +69,10 @@ def build(config: Any) -> Phase:
     size = get_size(config.size, tokenizer, int8=config.int8)
     before = handover.read(config.init_from.language_model, ("language_model",))
     handover.same_tokenizer(config.init_from.language_model, before["facts"], tokenizer, root / "tokenizer")
-    features = Path(config.data.features or root)
-    bags = SlideBags(features, ("train", "val"), config.max_patches)
+    bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)
     trainable = {
         name: parameters(networks(size, bags.dim)[name], config.seed)[1] for name in ("slide_perceiver", "projector")
     }
-    if config.standardise:
-        seen = SlideBags(features, ("train",), config.max_patches)
-        patches = np.concatenate([bag.features[bag.mask] for bag in map(seen.__getitem__, seen.ids)])
-        trainable["slide_perceiver"] = standardised(trainable["slide_perceiver"], patches.astype(np.float32))
     if config.init_from.projector:
         told = handover.read(config.init_from.projector, ("cell_qa",))["facts"]
         handover.same_tokenizer(config.init_from.projector, told, tokenizer, root / "tokenizer")
@@ -110,14 +104,6 @@ def build(config: Any) -> Phase:
         },
         loaded=("projector",) if config.init_from.projector else (),
     )
-
-
-def standardised(perceiver: Params, patches: np.ndarray) -> Params:
-    """The tree with an input projection that does on features like `patches` [N, D] what the given one does on features of
-    mean 0 and variance 1: a start that depends on the data, not another network."""
-    old = perceiver["input_projection"]
-    kernel = old["kernel"] / (patches.std(0) + 1e-6)[:, None]
-    return perceiver | {"input_projection": {"kernel": kernel, "bias": old["bias"] - patches.mean(0) @ kernel}}
 
 
 def drop_patches(mask: jax.Array, rate: float, key: jax.Array) -> jax.Array:
