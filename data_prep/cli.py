@@ -32,6 +32,11 @@ def add_parser(subparsers: Any) -> None:
     slides = run.add_argument_group("slides")
     slides.add_argument("--table", type=Path, help="CSV of the slides; without it, all slide files below --root")
     slides.add_argument("--backbone", type=Path, help="workdir of a finished phase 0a, which names the cells")
+    slides.add_argument(
+        "--qc-source",
+        type=Path,
+        help="judge tiles as Haemorasis does: --out of `pbs weights import qc`, or a folder of its _quality_control files",
+    )
     slides.add_argument("--qc-threshold", dest="threshold", type=float, default=0.5, help="of a tile (default 0.5)")
     slides.add_argument(
         "--min-confidence", type=float, default=0.0, help="below it a cell is called Others (default 0)"

@@ -73,6 +73,14 @@ def classical(grey: np.ndarray, density: np.ndarray, stain: Stain, red_cells: in
     )
 
 
+def decided_by(name: str, score: float | None, classical: Quality) -> Quality:
+    """The verdict of another method, with the classical score among its parts. None: that method knows nothing of the tile."""
+    parts = {**classical.parts, "classical": classical.score}
+    if score is None:
+        return Quality(0.0, f"no {name} score", parts)
+    return Quality(score, f"poor by {name}", {**parts, name: score})
+
+
 def focus(grey: np.ndarray, density: np.ndarray, stain: Stain) -> float:
     """Steepness of the red cells' edges per step from background to cell, at half resolution; 0 without edges.
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep import io, qc, slide_table, subtype
+from data_prep import io, qc, qc_haemorasis, slide_table, subtype
 from data_prep.executors import Quarantined, run_units, take_shard
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.pipeline import Outcome, code_sha256, finished
@@ -107,6 +107,8 @@ def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str]) -> d
     listed = canonical_json([dataclasses.asdict(row) | {"path": ""} for row in rows])
     inputs = {"slides": hashlib.sha256("".join(lines).encode()).hexdigest()}
     inputs["table"] = hashlib.sha256(listed.encode()).hexdigest()
+    if job.qc_source:
+        inputs["qc"] = qc_haemorasis.source_sha256(job.qc_source)
     return inputs | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
 
 
@@ -121,7 +123,7 @@ def _process(
     """All slides through all their bands, in the order of the rows whatever the workers' order."""
     looks: dict[int, Look] = {}
     rejects: list[Reject] = []
-    units = [LookUnit(root, row) for row in rows]
+    units = [LookUnit(root, row, job.qc_source) for row in rows]
     for number, seen in progress(run_units(look, units, job.workers), len(units), "opening slides"):
         if isinstance(seen, Look):
             looks[number] = seen
@@ -129,7 +131,7 @@ def _process(
             rejects.append(_died(rows[number], seen) if isinstance(seen, Quarantined) else seen)
     slides = [Done(looks[n], Grid(*looks[n].size, job.grid_offset), {}) for n in sorted(looks)]
     bands = [(slide, number) for slide in slides for number in range(slide.grid.bands)]
-    code = code_sha256()
+    code = code_sha256() + (qc_haemorasis.source_sha256(job.qc_source) if job.qc_source else "")
     keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in zip(rows, hashes, strict=True)}
     jobs = [
         BandUnit(
@@ -139,6 +141,7 @@ def _process(
             number,
             work / f"{keys[slide.look.row.slide_id]}.{number:05d}",
             job.threshold,
+            job.qc_source,
         )
         for slide, number in bands
     ]

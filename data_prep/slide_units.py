@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_prep import crops, io, qc, slide_cells
+from data_prep import crops, io, qc, qc_haemorasis, slide_cells
 from data_prep.datasets import CELL_FEATURES, cell_record
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.schema import Box, Cell, DataError
@@ -36,6 +36,7 @@ class LookUnit:
 
     root: Path
     row: SlideRow
+    qc_source: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class BandUnit:
     band: int
     stem: Path
     threshold: float
+    qc_source: Path | None = None  # of `qc_haemorasis`; None = the classical score decides
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class BandReport:
 def look(unit: LookUnit) -> Look | Reject:
     """Opens a slide, finds its scale and measures its stain; a slide that cannot be used becomes a reject."""
     row = unit.row
+    if unit.qc_source:
+        try:
+            qc_haemorasis.scorer(unit.qc_source, row.slide_id)
+        except DataError as error:
+            return Reject(row.slide_id, "no QC scores", str(error))
     try:
         with open_slide(unit.root / row.path) as slide:
             facts = slide_facts(slide)
@@ -117,12 +124,13 @@ def band(unit: BandUnit) -> BandReport:
     patches: list[Patch] = []
     cells: list[Cell] = []
     cut = 0
+    score = qc_haemorasis.scorer(unit.qc_source, unit.look.row.slide_id) if unit.qc_source else None
     with open_slide(unit.root / unit.look.row.path) as slide:
         for pixels in _tiles(slide, unit):
             if pixels.error:
                 failures.append((pixels.tile.left, pixels.tile.top, pixels.error))
                 continue
-            tile, patch, found, cut_here = do_tile(pixels, unit.look, unit.threshold)
+            tile, patch, found, cut_here = do_tile(pixels, unit.look, unit.threshold, score)
             tiles.append(tile)
             patches += [patch] if patch else []
             cells += found
@@ -143,14 +151,22 @@ def _tiles(slide: Slide, unit: BandUnit) -> Iterator[TilePixels]:
         yield from read_block(slide, block, slide_cells.halo(unit.look.scale.mpp))
 
 
-def do_tile(pixels: TilePixels, look: Look, threshold: float) -> tuple[Tile, Patch | None, list[Cell], int]:
-    """Scores one tile and, if it is kept, finds its cells: (fate, patch, cells, cells cut by the slide's edge)."""
+def do_tile(
+    pixels: TilePixels, look: Look, threshold: float, score: qc_haemorasis.Score | None = None
+) -> tuple[Tile, Patch | None, list[Cell], int]:
+    """Scores one tile and, if it is kept, finds its cells: (fate, patch, cells, cells cut by the slide's edge).
+
+    With `score` it decides in place of the classical score, which is kept beside it; blank tiles are not shown to it.
+    """
     tile, core, mpp, stain = pixels.tile, pixels.core, look.scale.mpp, look.stain
     small = slide_cells.half_size(pixels.rgb)
     density = slide_cells.half_density(small, stain)
     inner = np.s_[core.top // 2 : core.bottom // 2, core.left // 2 : core.right // 2]
     red = slide_cells.red_cells(density[inner], stain, mpp)
     quality = qc.classical(small[inner].mean(-1, dtype=np.float32), density[inner], stain, len(red.centres), mpp)
+    picture = pixels.rgb[core.top : core.bottom, core.left : core.right]
+    if score and quality.reason != qc.BLANK:
+        quality = qc.decided_by(qc_haemorasis.NAME, score(tile, picture), quality)
     fate = Tile(
         tile.left,
         tile.top,
@@ -186,7 +202,6 @@ def do_tile(pixels: TilePixels, look: Look, threshold: float) -> tuple[Tile, Pat
                 geometry=crops.geometry_name("reflect"),
             )
         )
-    picture = Image.fromarray(pixels.rgb[core.top : core.bottom, core.left : core.right])
     patch = Patch(
         patch_id=id,
         slide_id=look.row.slide_id,
@@ -194,7 +209,7 @@ def do_tile(pixels: TilePixels, look: Look, threshold: float) -> tuple[Tile, Pat
         x=tile.left,
         y=tile.top,
         qc_score=quality.score,
-        image=crops.encode_jpeg(picture),
+        image=crops.encode_jpeg(Image.fromarray(picture)),
         cell_ids=tuple(cell.cell_id for cell in cells),
         mpp=mpp,
         side=tile.width,

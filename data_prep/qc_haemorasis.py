@@ -1,0 +1,87 @@
+"""Tile quality as the paper has it: Haemorasis's DenseNet121, or the scores its authors' tool left in `_quality_control`.
+
+The network comes from `pbs weights import qc` and sees a tile as RGB / 255; with its own files no network runs. A tile is
+kept from a probability of 0.5 (paper 9.1). Needs jax for the network only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.files import sha256_file
+from data_prep.schema import Box, DataError
+
+NAME = "haemorasis"
+Score = Callable[[Box, np.ndarray], float | None]  # (tile, uint8[h, w, 3]) -> P(good); None: the files do not tell
+
+
+def source_sha256(source: Path) -> str:
+    """Identity of the scores: of the network's weights, or of the folder's files. Raises DataError."""
+    if not (source / "handover.json").is_file():
+        return " ".join(map(sha256_file, _files(source)))
+    from pbs_jax.train import handover
+    from pbs_jax.train.state import tree_sha256
+
+    handover.read(source, ("qc",))
+    return tree_sha256(handover.load(source, ["densenet"]))
+
+
+def scorer(source: Path, slide_id: str) -> Score:
+    """Scores the tiles of one slide. Raises DataError when `source` is neither, or has no file of the slide."""
+    if (source / "handover.json").is_file():
+        return lambda tile, rgb: network(source)(rgb)
+    stems = {path.stem: path for path in _files(source)}
+    if slide_id not in stems:
+        raise DataError(f"{source} has no file of slide {slide_id}: it holds {', '.join(sorted(stems)[:5])}")
+    scores = read_scores(stems[slide_id])
+    return lambda tile, rgb: scores.get((tile.left, tile.top))
+
+
+@functools.cache
+def network(workdir: Path) -> Callable[[np.ndarray], float]:
+    """uint8[h, w, 3] -> P(good), by the network of a finished `pbs weights import qc`; one a process."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from pbs_jax.weights.qc import load_qc
+
+    graph, params = load_qc(workdir)
+
+    @jax.jit
+    def probability(pixels: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(nnx.merge(graph, params)(pixels[None].astype(jnp.float32) / 255))[0]
+
+    return lambda rgb: round(float(probability(rgb)), 6)
+
+
+def read_scores(path: Path) -> Mapping[tuple[int, int], float]:
+    """(left, top) -> P(good) of a `_quality_control` file: lines `OUT,x,y,flag,probability`, others are the tool's talk.
+
+    Raises DataError for a line that is none, naming it, and for a file without any.
+    """
+    scores = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        if not line.startswith("OUT,"):
+            continue
+        try:
+            _, x, y, _, probability = line.split(",")
+            scores[int(x), int(y)] = float(probability)
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is not OUT,x,y,flag,probability: {line[:60]}") from error
+    if not scores:
+        raise DataError(f"{path} holds no line OUT,x,y,flag,probability: it is no _quality_control file")
+    return scores
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    if not files:
+        raise DataError(
+            f"--qc-source {folder} is neither the --out of `pbs weights import qc` nor a folder of _quality_control files"
+        )
+    return files
