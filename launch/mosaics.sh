@@ -49,7 +49,10 @@ for seed in "${seeds[@]}"; do
   "$pbs" data features --root "$background" --kind slide --alignment "$run/phase2_cell_patch_alignment" "${backbone[@]}" \
     --out "$run/background"
   "$pbs" "${ask[@]}" --name "nano, background" --features "$run/background" --out "$run/bench/slides_background"
-  for row in slide blind background backbone; do rows+=("$run/bench/slides_$row"); done
+  for patches in 3 6; do # of nine, as the paper's Table 5
+    "$pbs" "${ask[@]}" --name nano --patches $patches --features "$run/slides" --out "$run/bench/slides_patches$patches"
+  done
+  for row in slide blind background backbone patches3 patches6; do rows+=("$run/bench/slides_$row"); done
 done
 "$pbs" bench report "${rows[@]}" --data "$slides" --split test --train "$slides" --out "$out/report_slides" \
   --title "Mosaics of real cells, held-out slides"

@@ -186,11 +186,11 @@ class PbsSlide(Pbs):
         kind = " on raw backbone features" if content["facts"]["features"]["kind"] == "backbone" else ""
         self._describe(content, f"pbs {content['facts']['size']}{kind}")
 
-    def open_bags(self, folder: Path, split: str) -> EncodedBags:
-        """The split's slides of folder/slide_features. Raises DataError when other weights made them."""
+    def open_bags(self, folder: Path, split: str, patches: int | None = None) -> EncodedBags:
+        """The split's slides of folder/slide_features, of at most so many patches. Raises DataError when other weights made them."""
         from pbs_jax.bench.slide_rows import EncodedBags
 
-        return EncodedBags(self._answerer.open_bags(folder, split))
+        return EncodedBags(self._answerer.open_bags(folder, split, patches))
 
 
 class Torch(Pbs):

@@ -65,7 +65,9 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--batch-size", type=int, default=512, help="questions asked and recorded at a time")
     run.add_argument("--limit", type=int, help="only the first N questions")
     run.add_argument(
-        "--patches", type=int, default=30, help="patches shown of a slide (default 30; the paper: 15, 30, 50)"
+        "--patches",
+        type=int,
+        help="patches shown of a slide (default 30 pictures, or as many features as our model learnt from; the paper: 15, 30, 50)",
     )
     run.add_argument("--cache", type=Path, help="folder of answers that several runs share, found by content")
     run.add_argument("--dry-run", action="store_true", help="ask nothing: say how much would be asked and may be paid")

@@ -45,7 +45,7 @@ def run(
     batch_size: int = 512,
     limit: int | None = None,
     questions_from: Path | None = None,
-    patches: int = PATCHES,
+    patches: int | None = None,
     cache: Path | None = None,
     features: Path | None = None,
     options: Options | None = None,
@@ -56,12 +56,14 @@ def run(
     Args:
       data: folder with `cells` and `cell_qa`, or `patches` and `slide_qa` (the former first).
       questions_from: a question set to ask instead of data's own: released JSONL, or a dataset.
-      patches: how many patches of a slide are shown.
+      patches: how many patches of a slide are shown (default: PATCHES pictures, or as many features as the model learnt from).
       cache: folder of answers shared between runs; answers are found by content, not by id.
       dry_run: only say what would be asked and what it may cost.
       features: folder of the slide_features that our slide model reads (default: data), so background slides or others.
     Raises DataError for an unknown model, modality or protocol, or when `out` holds a run made under other settings.
     """
+    if patches is not None and patches < 1:
+        raise DataError(f"--patches {patches} shows nothing: use --modality blind for that")
     questions = load_questions(questions_from or data, split)
     by_image = sorted(questions.items, key=lambda qa: qa.image_id)  # a picture is read and encoded once
     asked = [item for qa in by_image for item in presentations(qa, protocol)][:limit]
@@ -70,13 +72,14 @@ def run(
         if hasattr(adapter, "close"):
             stack.callback(adapter.close)
         open_bags = getattr(adapter, "open_bags", None)
-        bags = open_bags(features or data, split) if open_bags and modality != "blind" else None
-        picture = load_pictures(data, modality, [item.qa for item in asked], patches, bags)
+        bags = open_bags(features or data, split, patches) if open_bags and modality != "blind" else None
+        pictures = PATCHES if patches is None else patches
+        picture = load_pictures(data, modality, [item.qa for item in asked], pictures, bags)
         shows_patches = asked[0].qa.level == "slide" and modality != "blind" and not bags
         sizes = [len(ids) for ids in picture.shown.values()] or [0]
         said = list(adapter.card.get("remarks", []))
-        if shows_patches and min(sizes) < patches:
-            said.append(f"{patches} patches of a slide were asked for, but slides have {min(sizes)} to {max(sizes)}.")
+        if shows_patches and min(sizes) < pictures:
+            said.append(f"{pictures} patches of a slide were asked for, but slides have {min(sizes)} to {max(sizes)}.")
         card = {
             "name": name or adapter.name,
             "seed": adapter.seed if seed is None else seed,
@@ -89,7 +92,7 @@ def run(
             "dataset_id": questions.dataset_id,
             "split_level": questions.split_level,
             "pictures_id": picture.dataset_id,
-            "patches": patches if shows_patches else None,
+            "patches": pictures if shows_patches else patches if bags else None,
             "limit": limit,
         }
         if (limit_of_model := adapter.card.get("max_images")) and max(sizes) > limit_of_model:

@@ -34,9 +34,9 @@ class SlideAnswerer(Answerer):
     features: dict[str, Any] = dataclasses.field(default_factory=dict)
     max_patches: int = 2048
 
-    def open_bags(self, folder: Path, split: str) -> SlideBags:
-        """The split's bags of folder/slide_features. Raises DataError when other weights made them."""
-        return open_bags(folder, split, self.features, self.max_patches)
+    def open_bags(self, folder: Path, split: str, patches: int | None = None) -> SlideBags:
+        """The split's bags of folder/slide_features, of at most so many patches. Raises DataError when other weights made them."""
+        return open_bags(folder, split, self.features, min(patches or self.max_patches, self.max_patches))
 
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded bags of one N (`SlideBag.encode`) -> visual tokens float32[n, Q, lm width] for the language model's slot."""

@@ -1,4 +1,4 @@
-"""`pbs perf flops|step|input|tile|int8`: measurements, each beside a named peer."""
+"""`pbs perf flops|step|input|tile|decode|int8`: measurements, each beside a named peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 def add_parser(subparsers: Any) -> None:
     group = subparsers.add_parser(
-        "perf", help="measure: FLOPs, step time, input rate, tiles, int8", description=__doc__
+        "perf", help="measure: FLOPs, step time, input rate, tiles, decoding, int8", description=__doc__
     )
     commands = group.add_subparsers(metavar="COMMAND", required=True)
 
@@ -67,6 +67,20 @@ def add_parser(subparsers: Any) -> None:
     tile.add_argument("--rounds", type=int, default=3, metavar="N")
     tile.set_defaults(run=run_tile)
 
+    decode = commands.add_parser(
+        "decode",
+        help="tokens/s and questions/s against transformers",
+        description="Greedy decoding of an imported SmolLM2 against transformers on the same weights: like for like, and on the "
+        "benchmark's mix of questions about an image, whose prefix ours reads once. Needs the torch extra. Minutes.",
+    )
+    decode.add_argument(
+        "--language_model", type=Path, required=True, metavar="WORKDIR", help="of `pbs weights import gguf-llama`"
+    )
+    decode.add_argument("--shared", type=Path, default=Path("../shared"), metavar="DIR", help="holds data/pbsbench")
+    decode.add_argument("--images", type=int, default=6, metavar="N", help="whose questions are the mix")
+    decode.add_argument("--rounds", type=int, default=3, metavar="N")
+    decode.set_defaults(run=run_decode)
+
     int8 = commands.add_parser(
         "int8",
         help="what int8 kernels do to a frozen language model's logits",
@@ -98,6 +112,13 @@ def run_tile(args: argparse.Namespace) -> int:
     from pbs_jax.perf.tile import report
 
     print(report(args.slide, args.count, args.rounds, args.mpp))
+    return 0
+
+
+def run_decode(args: argparse.Namespace) -> int:
+    from pbs_jax.perf.decode import report
+
+    print(report(args.language_model, args.shared / "data", args.images, args.rounds))
     return 0
 
 

@@ -56,9 +56,10 @@ class TorchAnswerer:
             done.append(self.parts["projector"](queries).numpy())
         return np.concatenate(done)
 
-    def open_bags(self, folder: Path, split: str) -> SlideBags:
-        """The split's bags of folder/slide_features. Raises DataError when other weights made them."""
-        return open_bags(folder, split, self.card["facts"]["features"], self.card["facts"]["max_patches"])
+    def open_bags(self, folder: Path, split: str, patches: int | None = None) -> SlideBags:
+        """The split's bags of folder/slide_features, of at most so many patches. Raises DataError when other weights made them."""
+        facts = self.card["facts"]
+        return open_bags(folder, split, facts["features"], min(patches or facts["max_patches"], facts["max_patches"]))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], visual: np.ndarray | None, kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jax
@@ -84,6 +85,11 @@ def test_the_slide_perceiver_trains_and_answers(workdir: Path, store: Path, tmp_
         out = tmp_path / modality
         assert bench.run(f"pbs:{workdir}", store, out, modality=modality, mode="letter_likelihood") == 0
         assert len(load_predictions(out / "predictions.jsonl")) == 8
+    for patches in (1, 2):  # the paper's Table 5
+        assert bench.run(f"pbs:{workdir}", store, tmp_path / str(patches), patches=patches) == 0
+        assert json.loads((tmp_path / str(patches) / "run.json").read_text())["patches"] == patches
+    bag = load_slide_answerer(workdir).open_bags(store, "test", 1)["S:test0"]
+    assert bag.mask.tolist() == [True] and len(bag.features) == 1
 
 
 @pytest.mark.slow
