@@ -76,9 +76,8 @@ def write(
     if scores.origin.protocol == "circular":
         lead = "Each multiple-choice question in every rotation of its options: a lean to one letter earns nothing."
         parts.append(Part("Option order", lead, circular.to_tables(circular.circular(scores, settings))))
-    dominant = [slide_rows.dominant_table(scores, row.name, settings) for row in models]
-    if found_tables := [table for table in dominant if table]:
-        parts.append(Part("Slides: the most frequent white cell", slide_rows.LEAD, found_tables))
+    if dominant := [table for row in models for table in slide_rows.dominant_tables(scores, row.name, settings)]:
+        parts.append(Part("Slides: the most frequent white cell", slide_rows.LEAD, dominant))
     parts += _slices(scores, settings, train)
     for name, items in by_attribute.items():
         if items:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COMMONEST = WHITE_CELL_CLASSES[0]  # of normal blood
 DOMINANT = "dominant"  # the fact that the dominant-cell templates ask for
-KINDS = ("multiple_choice", "fill_blank")
+KINDS = ("fill_blank", "multiple_choice")
 LEAD = (
     "Every row against the model: no picture, the slide before its white cells were pasted (background), raw backbone "
     "features, and one who calls every slide neutrophilic."
@@ -60,18 +60,22 @@ def _asks_class(qa: QA) -> bool:
     return False
 
 
-def dominant_table(answers: Answers, model: str, settings: Settings, profile: str = "robust") -> Table | None:
-    """Questions for the most frequent white cell: every row's share of right answers, and `model` minus that row.
+def dominant_tables(answers: Answers, model: str, settings: Settings, profile: str = "robust") -> list[Table]:
+    """Questions for the most frequent white cell, a table a question type: every row's share of right answers, and `model`
+    minus that row. Rows without an answer to them are left out; seeds are averaged."""
+    tables = []
+    for kind in KINDS:
+        places = [
+            k
+            for k, qa in enumerate(answers.asked)
+            if qa.level == "slide" and qa.question_type == kind and fact_of(qa) == DOMINANT
+        ]
+        if places:
+            tables.append(_dominant_table(answers, places, model, settings, profile))
+    return tables
 
-    None where there is no such question. Rows without an answer to them are left out; seeds are averaged.
-    """
-    places = [
-        k
-        for k, qa in enumerate(answers.asked)
-        if qa.level == "slide" and qa.question_type in KINDS and fact_of(qa) == DOMINANT
-    ]
-    if not places:
-        return None
+
+def _dominant_table(answers: Answers, places: list[int], model: str, settings: Settings, profile: str) -> Table:
     scored = {row.name: _scored(answers, row.replies, profile, settings)[places] for row in answers.rows}
     scored["always Neutrophil"] = _scored(answers, (always_neutrophil(answers.asked),), profile, settings)[places]
     questions = [answers.asked[k] for k in places]
@@ -84,10 +88,12 @@ def dominant_table(answers: Answers, model: str, settings: Settings, profile: st
         rows.append((name, *_line(values, scored[model], known, clusters, settings)))
     own = np.isfinite(scored[model])
     rows.append((model, *_line(scored[model], None, own, clusters, settings)))
-    kinds = " and ".join(TYPE_NAMES[kind] for kind in KINDS if any(qa.question_type == kind for qa in questions))
-    header = ("", "n", "slides", f"right [95 %] ({kinds})", f"{model} minus row [95 %]")
+    kind = TYPE_NAMES[questions[0].question_type]
+    header = ("", "n", "slides", "right [95 %]", f"{model} minus row [95 %]")
     made = any(qa.provenance.get("source") == "truth" for qa in questions)
-    return Table(f"Dominant white cell - {model}", header, tuple(rows), (POOL if made else BY_SLIDE,), len(rows) - 1)
+    return Table(
+        f"Dominant white cell, {kind} - {model}", header, tuple(rows), (POOL if made else BY_SLIDE,), len(rows) - 1
+    )
 
 
 def _scored(answers: Answers, replies: Sequence[Sequence[str | None]], profile: str, settings: Settings) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from data_prep.schema import QA, WHITE_CELL_CLASSES
 from pbs_jax.bench.evaluate import Origin, Row, Settings
 from pbs_jax.bench.score import Answers
-from pbs_jax.bench.slide_rows import always_neutrophil, dominant_table
+from pbs_jax.bench.slide_rows import always_neutrophil, dominant_tables
 
 SETTINGS = Settings(draws=500)
 
@@ -55,22 +55,21 @@ def test_the_dominant_table_sets_the_model_against_every_row() -> None:
         Row("pbs, blind", "blind", (never,)),
         Row("silent", "blind", ((None,) * len(asked),)),
     )
-    table = dominant_table(Answers(Origin({}, "shuffle", "id"), rows, asked), "pbs", SETTINGS)
-    assert table is not None
-    found = {row[0]: row[1:] for row in table.rows}
-    assert list(found) == ["pbs, blind", "always Neutrophil", "pbs"]
-    assert found["pbs"][:3] == ("40", "20", "1.000 [1.000, 1.000]")
-    assert found["pbs, blind"][3] == "+1.000 [+1.000, +1.000]"
-    assert found["always Neutrophil"][2].startswith("0.200 [")
-    assert "given this cell pool" in table.notes[0]
+    tables = dominant_tables(Answers(Origin({}, "shuffle", "id"), rows, asked), "pbs", SETTINGS)
+    assert [table.title for table in tables] == ["Dominant white cell, FB - pbs", "Dominant white cell, MCQ - pbs"]
+    for table in tables:
+        found = {row[0]: row[1:] for row in table.rows}
+        assert list(found) == ["pbs, blind", "always Neutrophil", "pbs"]
+        assert found["pbs"][:3] == ("20", "20", "1.000 [1.000, 1.000]")
+        assert found["pbs, blind"][3] == "+1.000 [+1.000, +1.000]"
+        assert found["always Neutrophil"][2].startswith("0.200 [")
+        assert "given this cell pool" in table.notes[0]
 
 
 def test_there_is_no_table_without_its_question() -> None:
     asked = questions()[-1:]
-    assert (
-        dominant_table(Answers(Origin({}, "shuffle", "id"), (Row("pbs", "model", (("A",),)),), asked), "pbs", SETTINGS)
-        is None
-    )
+    answers = Answers(Origin({}, "shuffle", "id"), (Row("pbs", "model", (("A",),)),), asked)
+    assert dominant_tables(answers, "pbs", SETTINGS) == []
 
 
 @pytest.mark.parametrize("name", ["mismatched", "blank"])
