@@ -32,6 +32,20 @@ def add_parser(subparsers: Any) -> None:
     audit.add_argument("--out", type=Path, help="also write audit.json and audit.md here")
     audit.set_defaults(run=_audit)
 
+    asks = commands.add_parser(
+        "ask",
+        help="`pbs ask` on whole mosaics with known cells, and on files it should refuse",
+        description="From file to answer: how often the most frequent white cell is named right, beside one who always says "
+        "Neutrophil and beside the same slides before their white cells were laid in; where the attention falls; refusals.",
+    )
+    asks.add_argument(
+        "--checkpoint", type=Path, action="append", required=True, metavar="WORKDIR", help="as of pbs ask"
+    )
+    asks.add_argument("--mosaics", type=Path, required=True, help="folder of `pbs data mosaic`")
+    asks.add_argument("--others", type=Path, help="folder of slides and pictures that are no blood smears")
+    asks.add_argument("--limit", type=int, help="only the first N test slides")
+    asks.set_defaults(run=_ask)
+
     run = commands.add_parser("run", help="ask a model every question; continues where it stopped")
     _add_models(run)
     run.add_argument(
@@ -209,6 +223,13 @@ def _audit(args: argparse.Namespace) -> int:
     if changed:
         print(f"not as released: {', '.join(changed)}; scores on them are not PBSBench's")
     return 3 if changed else 0
+
+
+def _ask(args: argparse.Namespace) -> int:
+    from pbs_jax.ask.evaluate import report
+
+    print(report(args.checkpoint, args.mosaics, args.others, args.limit))
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,0 +1,125 @@
+"""`pbs bench ask`: `pbs ask` from file to answer on mosaics whose white cells are known, and on files that are no smears.
+
+Prints how often the most frequent white cell is named right, beside one who always says Neutrophil and beside the same
+model on the same slides before their cells were laid in; how much of the attention falls on patches with cells, beside
+their share; and who was refused, rightly and wrongly.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.picture import PATCH_SIDE, open_picture
+from data_prep.progress import progress
+from data_prep.schema import WHITE_CELL_CLASSES, DataError
+from data_prep.slide_readers import SLIDE_SUFFIXES
+from data_prep.stats import wilson
+from pbs_jax.ask.picture import Models, as_question, ask, load_models, looked_at, ready
+
+QUESTION = "Which white blood cell type is most common on this slide?"  # as the slide templates ask it
+NEUTROPHIL = WHITE_CELL_CLASSES[0]
+
+
+def report(checkpoints: Sequence[Path], mosaics: Path, others: Path | None, limit: int | None) -> str:
+    """mosaics: of `pbs data mosaic`; slides without one most frequent class are left out. others: a folder of files that
+    are no blood smears. Raises DataError for checkpoints that answer no slides, or a folder without test slides."""
+    models = load_models(checkpoints)
+    if models.slide is None:
+        raise DataError(f"{', '.join(map(str, checkpoints))}: none is a phase 4, which answers about slides")
+    slides = [(name, path, mpp) for name, path, mpp in _listed(mosaics / "slides.csv") if _dominant(mosaics, name)]
+    if not slides:
+        raise DataError(f"{mosaics}/slides.csv lists no test slide with one most frequent class")
+    backgrounds = {name: path for name, path, _ in _listed(mosaics / "background.csv")}
+    right, plain, refused, on_cells, with_cells = [], [], [], [], []
+    for name, path, mpp in progress(slides[:limit], len(slides[:limit]), "asking slides"):
+        truth = _dominant(mosaics, name)
+        said, shares = _answer(path, mpp, models)
+        right.append(said == truth)
+        refused.append(said is None)
+        if name in backgrounds:
+            plain.append(_answer(backgrounds[name], mpp, models)[0] == truth)
+        if shares:
+            holding = _patches_with_cells(mosaics, name)
+            on_cells.append(sum(share for place, share in shares.items() if place in holding))
+            with_cells.append(sum(place in holding for place in shares) / len(shares))
+    neutrophils = [_dominant(mosaics, name) == NEUTROPHIL for name, *_ in slides[:limit]]
+    lines = [
+        f"most frequent white cell, {len(right)} held-out mosaics:",
+        f"  pbs ask                   {_share(right)}",
+        f"  always {NEUTROPHIL:<19}{_share(neutrophils)}",
+        f"  the slides without their white cells  {_share(plain)} (a refusal is not right)",
+        f"attention on patches with white cells {np.mean(on_cells):.3f}, their share of the patches {np.mean(with_cells):.3f}",
+        f"mosaics refused: {sum(refused)} of {len(refused)}",
+    ]
+    return "\n".join(lines + (_refusals(others, models) if others else []))
+
+
+def _listed(table: Path) -> list[tuple[str, Path, float]]:
+    """(slide id, file, um/px) of the test slides; none where there is no table."""
+    if not table.is_file():
+        return []
+    with table.open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["split"] == "test"]
+    return [(row["slide_id"], table.parent / row["path"], float(row["mpp"])) for row in rows]
+
+
+def _truth(mosaics: Path, name: str) -> dict[str, dict[str, int] | list[dict[str, list[int]]]]:
+    return json.loads((mosaics / "truth" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _dominant(mosaics: Path, name: str) -> str:
+    """The most frequent class, "" where two are."""
+    counts = dict(_truth(mosaics, name)["counts"])
+    first, second = sorted(counts.values(), reverse=True)[:2]
+    return max(counts, key=counts.__getitem__) if first > second else ""
+
+
+def _patches_with_cells(mosaics: Path, name: str) -> set[tuple[int, int]]:
+    centres = [
+        ((left + right) // 2, (top + bottom) // 2)
+        for left, top, right, bottom in (cell["box"] for cell in _truth(mosaics, name)["cells"])
+    ]
+    return {(x // PATCH_SIDE * PATCH_SIDE, y // PATCH_SIDE * PATCH_SIDE) for x, y in centres}
+
+
+def _answer(path: Path, mpp: float, models: Models) -> tuple[str | None, dict[tuple[int, int], float]]:
+    """(answer, attention by patch corner); (None, nothing) for a refusal."""
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            picture = open_picture(
+                path, models.prepare, kind="slide", mpp=mpp, work=Path(work), backbone=models.backbone
+            )
+            prepared = ready(picture, models)
+        except DataError:
+            return None, {}
+        said = ask(prepared, as_question(QUESTION, level="slide"))
+        return said.text, {(x, y): share for x, y, _, share in looked_at(prepared).top}
+
+
+def _refusals(folder: Path, models: Models) -> list[str]:
+    """One line a file: refused with which reason, or taken for a smear."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.casefold() in SLIDE_SUFFIXES and path.is_file())
+    lines, taken = [], 0
+    for path in progress(files, len(files), "files that are no smears"):
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                open_picture(path, models.prepare, work=Path(work), backbone=models.backbone, classify=models.classify)
+            except DataError as error:
+                lines.append(f"  {path.name}: refused: {error}")
+            else:
+                taken += 1
+                lines.append(f"  {path.name}: TAKEN FOR A SMEAR")
+    return [f"files that are no blood smears: {len(files) - taken} of {len(files)} refused", *lines]
+
+
+def _share(right: Sequence[bool]) -> str:
+    if not right:
+        return "not asked"
+    low, high = wilson(sum(right), len(right))
+    return f"{np.mean(right):.3f} [{low:.3f}, {high:.3f}]"
