@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,13 +70,13 @@ def _listed(table: Path) -> list[tuple[str, Path, float]]:
     return [(row["slide_id"], table.parent / row["path"], float(row["mpp"])) for row in rows]
 
 
-def _truth(mosaics: Path, name: str) -> dict[str, dict[str, int] | list[dict[str, list[int]]]]:
+def _truth(mosaics: Path, name: str) -> Any:
     return json.loads((mosaics / "truth" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _dominant(mosaics: Path, name: str) -> str:
     """The most frequent class, "" where two are."""
-    counts = dict(_truth(mosaics, name)["counts"])
+    counts: dict[str, int] = _truth(mosaics, name)["counts"]
     first, second = sorted(counts.values(), reverse=True)[:2]
     return max(counts, key=counts.__getitem__) if first > second else ""
 

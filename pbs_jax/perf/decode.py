@@ -49,10 +49,13 @@ def report(workdir: Path, data: Path, images: int, rounds: int) -> str:
     asked = _of_images(load_questions(data / "pbsbench", "test").items, images)
     questions = [qa for of_image in asked for qa in of_image]
     prompts = [prompt_tokens(tokenizer, qa, shown_options(qa)) for qa in questions][:16]
-    ids = {"pad_id": 0, "slot_id": -1}
 
     def ours(rows: Sequence[Sequence[int]]) -> Callable[[], float]:
-        return lambda: float(len(generate(graph, params, rows, None, stop_ids=NEVER, max_new=NEW, **ids)[0]) * NEW)
+        def run() -> float:  # no prompt here has a slot
+            found, _ = generate(graph, params, rows, None, pad_id=0, slot_id=-1, stop_ids=NEVER, max_new=NEW)
+            return float(len(found) * NEW)
+
+        return run
 
     def theirs(rows: Sequence[Sequence[int]]) -> Callable[[], float]:
         return lambda: float(len(rows) * NEW) if _generate(peer, rows, NEW) else 0.0
