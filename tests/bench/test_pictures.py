@@ -70,7 +70,7 @@ def test_pictures_that_are_not_there_are_named(slides: Path, dataset: Path) -> N
     with pytest.raises(DataError, match="cell and slide questions are asked in runs of their own"):
         pictures.load_pictures(slides, "image", [cell, slide])
     with pytest.raises(DataError, match="patches 0 shows nothing"):
-        pictures.load_pictures(slides, "image", [slide], 0)
+        run.run("x", slides, slides, patches=0)
     lost = QA("q", "S:9", "slide", "id", "test", "diagnosis", "open", "What is it?", "AML")
     with pytest.raises(DataError, match=r"has no picture of S:9 \(1 of 2 images asked about\)"):
         pictures.load_pictures(slides, "image", [slide, lost])

@@ -44,6 +44,7 @@ def test_closed_questions_get_an_allowed_answer_by_likelihood(drawn: Path, answe
         assert answer in (("true", "false") if not shown else "ABCDE"[: len(shown)]), qa.id
 
 
+@pytest.mark.slow  # of generate, tests/decode/test_generate.py says the same
 def test_an_answer_does_not_depend_on_its_neighbours(drawn: Path, answerer: Answerer):
     questions = list(read_questions(drawn, "test"))[:12]
     options = [shown_options(qa) for qa in questions]

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from data_prep.datasets import read_questions
@@ -28,6 +29,7 @@ def as_batch(bins: list[dict]) -> dict[str, jax.Array]:
     return arrays | unused | {"answers": jnp.asarray(answers)}
 
 
+@pytest.mark.slow
 def test_a_packed_bin_has_the_loss_of_one_question_a_row(drawn: Path):
     tokenizer = load_tokenizer(drawn / "tokenizer")
     first = next(read_questions(drawn, "train")).image_id
