@@ -8,8 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.schema import DataError
-
 OK, FAILED, REJECTS = 0, 1, 3
 
 
@@ -72,12 +70,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from data_prep.evaluate import TASKS, differential
+    from data_prep.evaluate import TASKS
 
-    if args.task == "differential":
-        if args.truth is None:
-            raise DataError("--task differential needs --truth, the folder of `pbs data mosaic`")
-        print("\n".join(differential(args.root, args.truth)))
-        return 0
-    print("\n".join(TASKS[args.task](args.root)))
+    print("\n".join(TASKS[args.task](args.root, args.truth)))
     return OK

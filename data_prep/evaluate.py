@@ -152,11 +152,13 @@ def nuclei(root: Path) -> list[str]:
     return [f"nuclei, BCCD masks: median IoU {np.median(values):.3f}, n {len(values)}"]
 
 
-def differential(job: Path, truth: Path) -> list[str]:
+def differential(job: Path, truth: Path | None) -> list[str]:
     """Mean absolute error, in points, of each class's share on the test slides of `job` against what lies on them.
 
-    Raises DataError for slides that `truth`/truth says nothing of.
+    Raises DataError without `truth`, and for slides that `truth`/truth says nothing of.
     """
+    if truth is None:
+        raise DataError("--task differential needs --truth, the folder of `pbs data mosaic`")
     counted, there = [], []
     for slide in read_slides(job, "test"):
         known = slide_cells_known(slide, truth)
@@ -177,8 +179,9 @@ def differential(job: Path, truth: Path) -> list[str]:
     ]
 
 
-TASKS: dict[str, Callable[[Path], list[str]]] = {
-    "white_cells": lambda root: [score.line() for score in white_cells(root)],
-    "red_cells": lambda root: [score.line() for score in red_cells(root)],
-    "nuclei": nuclei,
+TASKS: dict[str, Callable[[Path, Path | None], list[str]]] = {  # (--root, --truth) -> lines
+    "white_cells": lambda root, _: [score.line() for score in white_cells(root)],
+    "red_cells": lambda root, _: [score.line() for score in red_cells(root)],
+    "nuclei": lambda root, _: nuclei(root),
+    "differential": differential,
 }

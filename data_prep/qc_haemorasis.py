@@ -37,7 +37,8 @@ def scorer(source: Path, slide_id: str) -> Score:
     stems = {path.stem: path for path in _files(source)}
     if slide_id not in stems:
         raise DataError(f"{source} has no file of slide {slide_id}: it holds {', '.join(sorted(stems)[:5])}")
-    scores = read_scores(stems[slide_id])
+    path = stems[slide_id]
+    scores = _read_once(path, path.stat().st_mtime_ns)
     return lambda tile, rgb: scores.get((tile.left, tile.top))
 
 
@@ -76,6 +77,12 @@ def read_scores(path: Path) -> Mapping[tuple[int, int], float]:
     if not scores:
         raise DataError(f"{path} holds no line OUT,x,y,flag,probability: it is no _quality_control file")
     return scores
+
+
+@functools.lru_cache(maxsize=2)
+def _read_once(path: Path, stamp: int) -> Mapping[tuple[int, int], float]:
+    """A slide's bands follow each other, and each asks for its scores. `stamp`: of the file, which may be written anew."""
+    return read_scores(path)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -44,17 +44,18 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
     _check(job)
     rows = slide_table.load(job.root, job.table, job.seed)
     work = job.out / ".units"
+    judged = qc_haemorasis.source_sha256(job.qc_source) if job.qc_source else ""
     if job.shard:
         rows = list(take_shard(rows, job.shard))  # hashes, opens and does these only
-        part = _process(job, job.root, rows, _hashes(job.root, rows), work)[0]
+        part = _process(job, job.root, rows, _hashes(job.root, rows), judged, work)[0]
         return Outcome(True, {}, {}, [f"shard {job.shard}: {len(part)} slides done; without --shard the rest follows"])
     hashes = _hashes(job.root, rows)
-    inputs = _inputs(job, rows, hashes)
+    inputs = _inputs(job, rows, hashes, judged)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
     if (done := _up_to_date(job.out, key)) is not None:
         return done
     (job.out / "state.json").unlink(missing_ok=True)
-    slides, rejects = _process(job, job.root, rows, hashes, work)
+    slides, rejects = _process(job, job.root, rows, hashes, judged, work)
     write_scores(job.out, slides)
     slides, refused = _judge(slides)
     failures = [
@@ -101,14 +102,13 @@ def _hashes(root: Path, rows: Sequence[SlideRow]) -> list[str]:
     return hashes
 
 
-def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str]) -> dict[str, str]:
-    """Name -> sha256 of what is read: all slide files together, what the table says, the classifier."""
+def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str], judged: str) -> dict[str, str]:
+    """Name -> sha256 of what is read: all slide files together, what the table says, the QC source, the classifier."""
     lines = [f"{row.slide_id}\t{digest}\n" for row, digest in zip(rows, hashes, strict=True)]
     listed = canonical_json([dataclasses.asdict(row) | {"path": ""} for row in rows])
     inputs = {"slides": hashlib.sha256("".join(lines).encode()).hexdigest()}
     inputs["table"] = hashlib.sha256(listed.encode()).hexdigest()
-    if job.qc_source:
-        inputs["qc"] = qc_haemorasis.source_sha256(job.qc_source)
+    inputs |= {"qc": judged} if judged else {}
     return inputs | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
 
 
@@ -118,7 +118,7 @@ def _up_to_date(out: Path, key: str) -> Outcome | None:
 
 
 def _process(
-    job: SlideJob, root: Path, rows: Sequence[SlideRow], hashes: Sequence[str], work: Path
+    job: SlideJob, root: Path, rows: Sequence[SlideRow], hashes: Sequence[str], judged: str, work: Path
 ) -> tuple[list[Done], list[Reject]]:
     """All slides through all their bands, in the order of the rows whatever the workers' order."""
     looks: dict[int, Look] = {}
@@ -131,7 +131,7 @@ def _process(
             rejects.append(_died(rows[number], seen) if isinstance(seen, Quarantined) else seen)
     slides = [Done(looks[n], Grid(*looks[n].size, job.grid_offset), {}) for n in sorted(looks)]
     bands = [(slide, number) for slide in slides for number in range(slide.grid.bands)]
-    code = code_sha256() + (qc_haemorasis.source_sha256(job.qc_source) if job.qc_source else "")
+    code = code_sha256() + judged
     keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in zip(rows, hashes, strict=True)}
     jobs = [
         BandUnit(

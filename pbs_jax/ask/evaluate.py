@@ -7,19 +7,20 @@ their share; and who was refused, rightly and wrongly.
 
 from __future__ import annotations
 
-import csv
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep import slide_table
 from data_prep.picture import PATCH_SIDE, open_picture
 from data_prep.progress import progress
 from data_prep.schema import WHITE_CELL_CLASSES, DataError
 from data_prep.slide_readers import SLIDE_SUFFIXES
+from data_prep.slide_table import SlideRow
 from data_prep.stats import wilson
 from pbs_jax.ask.picture import Models, as_question, ask, load_models, looked_at, ready
 
@@ -33,23 +34,27 @@ def report(checkpoints: Sequence[Path], mosaics: Path, others: Path | None, limi
     models = load_models(checkpoints)
     if models.slide is None:
         raise DataError(f"{', '.join(map(str, checkpoints))}: none is a phase 4, which answers about slides")
-    slides = [(name, path, mpp) for name, path, mpp in _listed(mosaics / "slides.csv") if _dominant(mosaics, name)]
+    slides = []  # (row of the table, its truth, the most frequent class)
+    for row in _test_rows(mosaics, "slides.csv"):
+        truth = json.loads((mosaics / "truth" / f"{row.slide_id}.json").read_text(encoding="utf-8"))
+        if dominant := _dominant(truth["counts"]):
+            slides.append((row, truth, dominant))
     if not slides:
         raise DataError(f"{mosaics}/slides.csv lists no test slide with one most frequent class")
-    backgrounds = {name: path for name, path, _ in _listed(mosaics / "background.csv")}
+    slides = slides[:limit]
+    backgrounds = {row.slide_id: row for row in _test_rows(mosaics, "background.csv")}
     right, plain, refused, on_cells, with_cells = [], [], [], [], []
-    for name, path, mpp in progress(slides[:limit], len(slides[:limit]), "asking slides"):
-        truth = _dominant(mosaics, name)
-        said, shares = _answer(path, mpp, models)
-        right.append(said == truth)
+    for row, truth, dominant in progress(slides, len(slides), "asking slides"):
+        said, shares = _answer(mosaics, row, models)
+        right.append(said == dominant)
         refused.append(said is None)
-        if name in backgrounds:
-            plain.append(_answer(backgrounds[name], mpp, models)[0] == truth)
+        if row.slide_id in backgrounds:
+            plain.append(_answer(mosaics, backgrounds[row.slide_id], models)[0] == dominant)
         if shares:
-            holding = _patches_with_cells(mosaics, name)
+            holding = _patches_with_cells(truth["cells"])
             on_cells.append(sum(share for place, share in shares.items() if place in holding))
             with_cells.append(sum(place in holding for place in shares) / len(shares))
-    neutrophils = [_dominant(mosaics, name) == NEUTROPHIL for name, *_ in slides[:limit]]
+    neutrophils = [dominant == NEUTROPHIL for *_, dominant in slides]
     lines = [
         f"most frequent white cell, {len(right)} held-out mosaics:",
         f"  pbs ask                   {_share(right)}",
@@ -61,40 +66,30 @@ def report(checkpoints: Sequence[Path], mosaics: Path, others: Path | None, limi
     return "\n".join(lines + (_refusals(others, models) if others else []))
 
 
-def _listed(table: Path) -> list[tuple[str, Path, float]]:
-    """(slide id, file, um/px) of the test slides; none where there is no table."""
-    if not table.is_file():
-        return []
-    with table.open(newline="", encoding="utf-8") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["split"] == "test"]
-    return [(row["slide_id"], table.parent / row["path"], float(row["mpp"])) for row in rows]
+def _test_rows(mosaics: Path, table: str) -> list[SlideRow]:
+    """The test slides of a table; none where there is no table."""
+    path = mosaics / table
+    return [row for row in slide_table.load(mosaics, path) if row.split == "test"] if path.is_file() else []
 
 
-def _truth(mosaics: Path, name: str) -> Any:
-    return json.loads((mosaics / "truth" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def _dominant(mosaics: Path, name: str) -> str:
+def _dominant(counts: Mapping[str, int]) -> str:
     """The most frequent class, "" where two are."""
-    counts: dict[str, int] = _truth(mosaics, name)["counts"]
     first, second = sorted(counts.values(), reverse=True)[:2]
     return max(counts, key=counts.__getitem__) if first > second else ""
 
 
-def _patches_with_cells(mosaics: Path, name: str) -> set[tuple[int, int]]:
-    centres = [
-        ((left + right) // 2, (top + bottom) // 2)
-        for left, top, right, bottom in (cell["box"] for cell in _truth(mosaics, name)["cells"])
-    ]
+def _patches_with_cells(cells: Sequence[Mapping[str, Any]]) -> set[tuple[int, int]]:
+    """Corners of the patches that hold a cell's middle."""
+    centres = [((left + right) // 2, (top + bottom) // 2) for left, top, right, bottom in (c["box"] for c in cells)]
     return {(x // PATCH_SIDE * PATCH_SIDE, y // PATCH_SIDE * PATCH_SIDE) for x, y in centres}
 
 
-def _answer(path: Path, mpp: float, models: Models) -> tuple[str | None, dict[tuple[int, int], float]]:
+def _answer(root: Path, row: SlideRow, models: Models) -> tuple[str | None, dict[tuple[int, int], float]]:
     """(answer, attention by patch corner); (None, nothing) for a refusal."""
     with tempfile.TemporaryDirectory() as work:
         try:
             picture = open_picture(
-                path, models.prepare, kind="slide", mpp=mpp, work=Path(work), backbone=models.backbone
+                root / row.path, models.prepare, kind="slide", mpp=row.mpp, work=Path(work), backbone=models.backbone
             )
             prepared = ready(picture, models)
         except DataError:

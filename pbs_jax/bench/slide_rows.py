@@ -63,22 +63,29 @@ def _asks_class(qa: QA) -> bool:
 def dominant_tables(answers: Answers, model: str, settings: Settings, profile: str = "robust") -> list[Table]:
     """Questions for the most frequent white cell, a table a question type: every row's share of right answers, and `model`
     minus that row. Rows without an answer to them are left out; seeds are averaged."""
-    tables = []
-    for kind in KINDS:
-        places = [
+    places = {
+        kind: [
             k
             for k, qa in enumerate(answers.asked)
             if qa.level == "slide" and qa.question_type == kind and fact_of(qa) == DOMINANT
         ]
-        if places:
-            tables.append(_dominant_table(answers, places, model, settings, profile))
-    return tables
+        for kind in KINDS
+    }
+    if not any(places.values()):
+        return []
+    scored = {row.name: _scored(answers, row.replies, profile, settings) for row in answers.rows}
+    scored["always Neutrophil"] = _scored(answers, (always_neutrophil(answers.asked),), profile, settings)
+    return [
+        _dominant_table(
+            [answers.asked[k] for k in at], {name: row[at] for name, row in scored.items()}, model, settings
+        )
+        for at in places.values()
+        if at
+    ]
 
 
-def _dominant_table(answers: Answers, places: list[int], model: str, settings: Settings, profile: str) -> Table:
-    scored = {row.name: _scored(answers, row.replies, profile, settings)[places] for row in answers.rows}
-    scored["always Neutrophil"] = _scored(answers, (always_neutrophil(answers.asked),), profile, settings)[places]
-    questions = [answers.asked[k] for k in places]
+def _dominant_table(questions: Sequence[QA], scored: dict[str, np.ndarray], model: str, settings: Settings) -> Table:
+    """`scored`: float[questions] by row."""
     clusters = [cluster_of(qa, settings.cluster) for qa in questions]
     rows = []
     for name, values in scored.items():

@@ -115,9 +115,14 @@ class SlideBags:
         )
 
 
-def open_bags(folder: Path, split: str, made_from: Mapping[str, str], max_patches: int) -> SlideBags:
-    """A split's bags for a model that learnt from features `made_from`. Raises DataError when other weights made these."""
-    bags = SlideBags(folder, (split,), max_patches)
+def open_bags(
+    folder: Path, split: str, made_from: Mapping[str, str], max_patches: int, patches: int | None = None
+) -> SlideBags:
+    """A split's bags for a model that learnt from at most `max_patches` features `made_from`; patches: show no more than so many.
+
+    Raises DataError when other weights made these.
+    """
+    bags = SlideBags(folder, (split,), min(patches or max_patches, max_patches))
     for name, value in bags.made_from.items():
         if value != made_from[name]:
             raise DataError(

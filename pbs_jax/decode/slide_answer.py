@@ -36,7 +36,7 @@ class SlideAnswerer(Answerer):
 
     def open_bags(self, folder: Path, split: str, patches: int | None = None) -> SlideBags:
         """The split's bags of folder/slide_features, of at most so many patches. Raises DataError when other weights made them."""
-        return open_bags(folder, split, self.features, min(patches or self.max_patches, self.max_patches))
+        return open_bags(folder, split, self.features, self.max_patches, patches)
 
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded bags of one N (`SlideBag.encode`) -> visual tokens float32[n, Q, lm width] for the language model's slot."""

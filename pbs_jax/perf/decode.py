@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from data_prep.prompts import branch_texts
+from data_prep.prompts import IMAGE_PAD, SLOT_LENGTH, branch_texts
 from data_prep.schema import QA, DataError, shown_options
 from data_prep.tokens import Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.bench.records import load_questions
 from pbs_jax.decode.answer import MAX_NEW
 from pbs_jax.decode.batching import batch_rows
-from pbs_jax.decode.generate import generate, read_prefix
+from pbs_jax.decode.generate import generate, left_pad, read_prefix
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.sizes import get_size
 from pbs_jax.perf.timing import alternate
@@ -32,7 +31,7 @@ NEVER = (-1,)  # no id: every answer runs to its full length on both sides
 
 
 def report(workdir: Path, data: Path, images: int, rounds: int) -> str:
-    """workdir: of `pbs weights import gguf-llama`; data: holds pbsbench. Random 32-slot prefixes stand for pictures.
+    """workdir: of `pbs weights import gguf-llama`; data: holds pbsbench. Empty 32-slot prefixes stand for pictures.
 
     Raises DataError when workdir holds no model of transformers beside ours.
     """
@@ -46,9 +45,10 @@ def report(workdir: Path, data: Path, images: int, rounds: int) -> str:
     graph = definition(lambda rngs: Decoder(get_size("small").decoder, rngs=rngs))
     params = jax.device_put(handover.load(workdir, ["language_model"])["language_model"])
     tokenizer = load_tokenizer(workdir / "hf")
-    asked = _of_images(load_questions(data / "pbsbench", "test").items, images)
+    released = load_questions(data / "pbsbench", "test").items
+    prompts = [prompt_tokens(tokenizer, qa, shown_options(qa)) for qa in released[:16]]
+    asked = _of_images(released, images)
     questions = [qa for of_image in asked for qa in of_image]
-    prompts = [prompt_tokens(tokenizer, qa, shown_options(qa)) for qa in questions][:16]
 
     def ours(rows: Sequence[Sequence[int]]) -> Callable[[], float]:
         def run() -> float:  # no prompt here has a slot
@@ -84,8 +84,8 @@ def _of_images(questions: Sequence[QA], images: int) -> list[list[QA]]:
 
 def _ours_mix(graph: Any, params: Any, tokenizer: Tokenizer, asked: Sequence[Sequence[QA]]) -> float:
     """All images' prefixes in one batch, then their questions by type, each after its own image's prefix."""
-    visual = jax.numpy.zeros((len(asked), 32, get_size("small").decoder.dim))
-    slot = tokenizer.id("<|image_pad|>")
+    visual = jax.numpy.zeros((len(asked), SLOT_LENGTH, get_size("small").decoder.dim))
+    slot = tokenizer.id(IMAGE_PAD)
     prefix = read_prefix(graph, params, prefix_tokens(tokenizer), visual, slot)
     questions = [(owner, qa) for owner, of_image in enumerate(asked) for qa in of_image]
     prompts = [tokenizer.encode(branch_texts(qa, shown_options(qa))[0]) for _, qa in questions]
@@ -108,13 +108,11 @@ def _their_mix(peer: Any, tokenizer: Tokenizer, asked: Sequence[Sequence[QA]]) -
 def _generate(peer: Any, rows: Sequence[Sequence[int]], new: int) -> bool:
     import torch
 
-    length = max(map(len, rows))
-    ids = torch.tensor(np.asarray([[0] * (length - len(row)) + list(row) for row in rows]))
-    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
+    ids, mask = (torch.from_numpy(array).long() for array in left_pad(rows, 0, multiple=1))
     out = peer.generate(
         ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
     )
-    return out.shape[1] == length + new
+    return out.shape[1] == ids.shape[1] + new
 
 
 def _lines(found: dict[str, dict[str, float]]) -> list[str]:

@@ -23,7 +23,7 @@ from pbs_jax.sharding.mesh import BATCH
 from pbs_jax.sharding.rules import VIT_RULES, specs
 from pbs_jax.sharding.topology import GIB, Chip, bytes_per_chip, chip_of, on, slice_mesh
 from pbs_jax.train.abstract import RULES, Row, abstract_phase, frozen_shapes
-from pbs_jax.train.answers import answer_weights
+from pbs_jax.train.answers import answer_weight
 from pbs_jax.train.optimizer import make_optimizer
 from pbs_jax.train.step import abstract_state, make_step
 
@@ -81,7 +81,7 @@ def compile_train(config: Any, topology: str, row: Row | None = None, tensor: in
     tx = make_optimizer(config.optimizer, 1000)
     state = abstract_state(trainable, tx, mesh)
     key = on(mesh, jax.eval_shape(lambda: jax.random.key(0)), P())
-    weight = lambda batch: answer_weights(batch, config.weighting).sum()  # noqa: E731
+    weight = answer_weight(config.weighting) if phase.tokens else None
     step = make_step(phase.loss, tx, 0, state, parts=config.accumulate, weight=weight).func  # type: ignore[attr-defined]
     parts = {
         "frozen": bytes_per_chip(frozen),

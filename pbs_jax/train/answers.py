@@ -25,7 +25,7 @@ from pbs_jax.train import handover
 from pbs_jax.train.chunked_loss import token_losses
 from pbs_jax.train.phase import Example, batches
 from pbs_jax.train.state import Params
-from pbs_jax.train.step import LossFn
+from pbs_jax.train.step import LossFn, WeightFn
 
 
 def branch_mask(segments: jax.Array, groups: jax.Array | None = None) -> jax.Array:
@@ -73,6 +73,11 @@ def answer_weights(batch: dict[str, jax.Array], weighting: str) -> jax.Array:
     """float32[B, A]: what each supervised position counts for in `answer_loss`; 0 for padding."""
     real = batch["answers"] >= 0
     return real.astype(jnp.float32) if weighting == "token" else jnp.where(real, batch["shares"], 0.0)
+
+
+def answer_weight(weighting: str) -> WeightFn:
+    """What a whole batch counts for: see `answer_weights`."""
+    return lambda batch: answer_weights(batch, weighting).sum()
 
 
 def evaluate_answers(

@@ -20,11 +20,12 @@ ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Datasets under data.root, feature datasets, and which finished phase each init_from field must be."""
+    """Datasets under data.root, feature datasets, and which finished phase each init_from field must be, or may be."""
 
     data: tuple[str, ...]
     features: tuple[str, ...] = ()
     init: tuple[tuple[str, str], ...] = ()
+    may: tuple[tuple[str, str], ...] = ()
 
 
 NEEDS = {
@@ -41,7 +42,12 @@ NEEDS = {
         ("cell_features",),
         (("backbone", "backbone"), ("qformer", "cell_representation"), ("language_model", "language_model")),
     ),
-    "slide_qa": Needs(("slide_qa_tokens", "tokenizer"), ("slide_features",), (("language_model", "language_model"),)),
+    "slide_qa": Needs(
+        ("slide_qa_tokens", "tokenizer"),
+        ("slide_features",),
+        (("language_model", "language_model"),),
+        (("projector", "cell_qa"),),
+    ),
 }
 
 
@@ -64,10 +70,9 @@ def problems(config: Any) -> Iterator[str]:
     yield from _numbers(config)
     needs = NEEDS.get(config.phase, Needs(()))
     yield from _datasets(config, needs)
-    for field, phase in needs.init:
+    given = tuple((field, phase) for field, phase in needs.may if config.init_from[field])
+    for field, phase in needs.init + given:
         yield from _init(config, field, phase)
-    if config.phase == "slide_qa" and config.init_from.projector:
-        yield from _init(config, "projector", "cell_qa")
     yield from _shapes(config)
 
 

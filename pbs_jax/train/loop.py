@@ -15,6 +15,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from grain.experimental import ElasticIterator
 from grain.sharding import ShardOptions
 from jax.experimental import multihost_utils
@@ -218,10 +219,14 @@ def check_config(config: Any, workdir: Path) -> None:
     if not path.exists():
         atomic_write(path, json.dumps(mine, indent=1, sort_keys=True) + "\n")
         return
-    # A field added since that run began stands for what was done then: its default.
-    theirs = json.loads(base.get_config().to_json()) | json.loads(path.read_text())
+    # Field by field: one added since that run began, at any depth, stands for what was done then, its default.
+    default, theirs = json.loads(base.get_config().to_json()), json.loads(path.read_text())
+    mine, default, theirs = (flatten_dict(tree, sep=".") for tree in (mine, default, theirs))
+    theirs = default | theirs
     keys = sorted(
-        key for key in mine.keys() | theirs.keys() if key not in FREE_KEYS and mine.get(key) != theirs.get(key)
+        key
+        for key in mine.keys() | theirs.keys()
+        if key.partition(".")[0] not in FREE_KEYS and mine.get(key) != theirs.get(key)
     )
     if keys:
         differences = ", ".join(f"{key}: {theirs.get(key)} there, {mine.get(key)} now" for key in keys)

@@ -25,7 +25,7 @@ from pbs_jax.models.matching import add_matching_heads
 from pbs_jax.models.sizes import get_size
 from pbs_jax.sharding.rules import DECODER_RULES
 from pbs_jax.train import handover
-from pbs_jax.train.answers import answer_loss, answer_weights, evaluate_answers
+from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers
 from pbs_jax.train.phase import Phase, parameters
 from pbs_jax.train.state import Params
 
@@ -63,7 +63,7 @@ def build(config: Any) -> Phase:
         frozen={},
         rules={"language_model": DECODER_RULES},
         loss=loss,
-        weight=lambda batch: answer_weights(batch, config.weighting).sum(),
+        weight=answer_weight(config.weighting),
         examples=Preloaded(train),
         evaluate=evaluate_answers(loss, Preloaded(val, config.eval_bins), config.batch_size),
         facts={

@@ -23,7 +23,7 @@ from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import Size, get_size
 from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
 from pbs_jax.train import handover
-from pbs_jax.train.answers import answer_loss, answer_weights, evaluate_answers, frozen_language_model
+from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model
 from pbs_jax.train.phase import Networks, Phase, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
 from pbs_jax.train.step import LossFn
@@ -87,7 +87,7 @@ def build(config: Any) -> Phase:
         frozen={"language_model": language_model},
         rules={"qformer": QFORMER_RULES, "projector": PROJECTOR_RULES, "language_model": DECODER_RULES},
         loss=loss,
-        weight=lambda batch: answer_weights(batch, config.weighting).sum(),
+        weight=answer_weight(config.weighting),
         examples=train,
         evaluate=evaluate_answers(loss, val, config.batch_size),
         facts={

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from data_prep.schema import DataError
 from pbs_jax.train.state import Params, TrainState, leaves_by_name, path_name
 
 Metrics = dict[str, jax.Array]
@@ -31,13 +32,15 @@ def make_step(
     """step(state, frozen, batch) -> (state, metrics), laid out like the given state; `state` is donated, `frozen` is not.
 
     The key of a step is fold_in(key(seed), step): a resumed run draws the same numbers. parts: the gradient is added up
-    over so many parts of the batch, each counting by `weight`, so that only one part's activations are held at a time.
+    over so many parts of the batch, each counting by `weight`, so that only one part's activations are held at a time;
+    raises DataError for several parts without one.
     """
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     gradient = jax.value_and_grad(loss, has_aux=True)
     if parts > 1:
-        assert weight is not None, "check.py refuses phases whose loss is no mean over examples"
+        if weight is None:
+            raise DataError(f"config.accumulate={parts}: this phase's loss is no mean over answers; use 1")
         gradient = in_parts(gradient, weight, parts)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))

@@ -59,7 +59,7 @@ class TorchAnswerer:
     def open_bags(self, folder: Path, split: str, patches: int | None = None) -> SlideBags:
         """The split's bags of folder/slide_features, of at most so many patches. Raises DataError when other weights made them."""
         facts = self.card["facts"]
-        return open_bags(folder, split, facts["features"], min(patches or facts["max_patches"], facts["max_patches"]))
+        return open_bags(folder, split, facts["features"], facts["max_patches"], patches)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], visual: np.ndarray | None, kind: str

@@ -11,6 +11,8 @@ import pytest
 
 from data_prep.picture import Preparation
 from data_prep.schema import DataError
+from data_prep.slide_qa_bank import DOMINANT, WORDINGS
+from data_prep.slide_table import SlideRow
 from pbs_jax.ask import evaluate
 
 
@@ -26,6 +28,10 @@ def mosaics(tmp_path: Path) -> Path:
         cells = [{"box": [520, 10, 560, 50]}]
         (tmp_path / "truth" / f"s{number}.json").write_text(json.dumps({"counts": count, "cells": cells}))
     (tmp_path / "slides.csv").write_text("\n".join(lines) + "\n")
+    for folder in ("images", "background"):
+        (tmp_path / folder).mkdir()
+        for number in range(len(counts)):
+            (tmp_path / folder / f"s{number}.tiff").touch()
     (tmp_path / "background.csv").write_text("\n".join(lines).replace("images/", "background/") + "\n")
     return tmp_path
 
@@ -33,10 +39,10 @@ def mosaics(tmp_path: Path) -> Path:
 def test_the_report_counts_what_was_said(mosaics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"s0": "Neutrophil", "s1": "Basophil", "s2": "Neutrophil", "s3": None}
 
-    def answer(path: Path, mpp: float, models: Any) -> Any:
-        if path.parent.name == "background" or said[path.stem] is None:
+    def answer(root: Path, row: SlideRow, models: Any) -> Any:
+        if row.path.startswith("background") or said[row.slide_id] is None:
             return None, {}
-        return said[path.stem], {(0, 0): 0.25, (512, 0): 0.75}
+        return said[row.slide_id], {(0, 0): 0.25, (512, 0): 0.75}
 
     @dataclasses.dataclass
     class Loaded:
@@ -49,6 +55,10 @@ def test_the_report_counts_what_was_said(mosaics: Path, monkeypatch: pytest.Monk
     found = {line.split()[1]: line for line in text.splitlines() if line.startswith("  ")}
     assert " 0.500 [" in found["ask"] and " 0.500 [" in found["Neutrophil"] and " 0.000 [" in found["slides"]
     assert "attention on patches with white cells 0.750, their share of the patches 0.500" in text
+
+
+def test_the_question_is_the_templates() -> None:
+    assert evaluate.QUESTION in WORDINGS[DOMINANT].blanks
 
 
 def test_files_that_are_no_smears_are_listed_with_the_reason(shared: Path) -> None:

@@ -155,6 +155,21 @@ def test_a_changed_leaf_is_named(phases, tmp_path):
         handover.load(copy, ["qformer"])
 
 
+@pytest.mark.parametrize("added", ["accumulate", "init_from.projector"])
+def test_a_run_begun_before_a_field_was_added_goes_on(added, tmp_path, tiny):
+    loop.check_config(tiny, tmp_path)
+    file = tmp_path / "config.json"
+    older = json.loads(file.read_text())
+    *outer, name = added.split(".")
+    del (older[outer[0]] if outer else older)[name]
+    file.write_text(json.dumps(older))
+    loop.check_config(tiny, tmp_path)
+    older["optimizer"]["lr"] = 0.5
+    file.write_text(json.dumps(older))
+    with pytest.raises(DataError, match=r"another config \(optimizer.lr: 0.5 there, 0.1 now\)"):
+        loop.check_config(tiny, tmp_path)
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_save(tmp_path, tiny):
     config = tiny_run.tiny_config(**{"optimizer.lr": 1e30, "save_every": 1})
     with pytest.raises(DataError, match=r"not finite at step 2 .*example indices"):

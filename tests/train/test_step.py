@@ -10,7 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from data_prep.schema import DataError
 from pbs_jax.sharding.mesh import make_mesh, put_batch
+from pbs_jax.train.state import TrainState
 from pbs_jax.train.step import init_state, make_step
 
 
@@ -42,6 +44,11 @@ def after_two_steps(parts: int, devices: int) -> tuple[np.ndarray, float]:
         for _ in range(2):
             state, metrics = step(state, {}, batch)
     return np.asarray(state.trainable["w"]), float(metrics["errors"])
+
+
+def test_several_parts_need_what_they_weigh() -> None:
+    with pytest.raises(DataError, match=r"config\.accumulate=2"):
+        make_step(loss, optax.sgd(0.1), 0, TrainState(jnp.zeros((), jnp.int32), {}, ()), parts=2)
 
 
 @pytest.mark.parametrize(("parts", "devices"), [(2, 1), (4, 1), (16, 1), (4, 4)])
