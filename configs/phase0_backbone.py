@@ -22,4 +22,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.weight_decay = 0.05  # usual for a ViT from scratch
     config.label_smoothing = 0.1
     config.attribute_weight = 4.0  # of the mean loss over the eleven attributes, beside the cell type's
+    # How far another laboratory's pictures may differ (pbs_jax/data/augment.py); 0 = trained on pictures as they are.
+    config.acquisition = {"stain": 0.0, "blur": 0.0, "compression": 0.0}
     return base.finish(config)

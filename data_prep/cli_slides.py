@@ -31,12 +31,17 @@ def add_commands(commands: Any) -> None:
     report.add_argument("--out", type=Path, help="HTML file (default: slides.html in the directory)")
     report.set_defaults(run=_report)
 
-    evaluate = commands.add_parser("evaluate", help="score the cell finder on real fields, differentials on mosaics")
-    evaluate.add_argument("--task", required=True, choices=("white_cells", "red_cells", "nuclei", "differential"))
+    evaluate = commands.add_parser("evaluate", help="score the cell finder, a classifier, differentials")
+    evaluate.add_argument(
+        "--task", required=True, choices=("white_cells", "red_cells", "nuclei", "subtype", "differential")
+    )
     evaluate.add_argument(
         "--root", type=Path, required=True, help="folder that holds fields/ and masks/; differential: a slide job"
     )
     evaluate.add_argument("--truth", type=Path, help="differential: the folder of `pbs data mosaic` that the job read")
+    evaluate.add_argument(
+        "--backbone", type=Path, help="subtype: workdir of a finished phase 0a, whose classifier is scored"
+    )
     evaluate.set_defaults(run=_evaluate)
 
 
@@ -72,5 +77,5 @@ def _report(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from data_prep.evaluate import TASKS
 
-    print("\n".join(TASKS[args.task](args.root, args.truth)))
+    print("\n".join(TASKS[args.task](args.root, args.truth, args.backbone)))
     return OK

@@ -1,4 +1,5 @@
-"""`pbs data evaluate`: scores the shipped cell finder on annotated real fields, and a job's differentials on mosaics.
+"""`pbs data evaluate`: scores the shipped cell finder on annotated real fields, a classifier on a cell job, and a slide
+job's differentials on mosaics.
 
 Fields have no pixel size; each set is reduced by a fixed factor that brings its cells to the size they have at 0.25
 um/px (chosen on BCCD's train list). Annotations are incomplete, so red cells that nobody labelled are no errors.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from data_prep import slide_cells
+from data_prep.io import open_dataset
 from data_prep.progress import progress
 from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
 from data_prep.slide_datasets import read_slides
@@ -24,6 +27,9 @@ from data_prep.stats import wilson
 MPP = 0.25
 BCCD, CHULA = 0.32, 0.75  # factors by which the fields are reduced
 OVERLAP = 0.5  # intersection over union of a right box
+ENOUGH = 20  # cells of a class below which its recall says nothing
+BINS = 10  # of confidence
+CONFIDENCES = (0.5, 0.8, 0.9)
 RED_RADIUS = 15.0  # px at MPP: a labelled point within it of a found centre is found
 
 
@@ -152,6 +158,47 @@ def nuclei(root: Path) -> list[str]:
     return [f"nuclei, BCCD masks: median IoU {np.median(values):.3f}, n {len(values)}"]
 
 
+def subtypes(job: Path, backbone: Path | None) -> list[str]:
+    """A phase 0a classifier on the test cells of `job` that have one of the five types: per class, calibration, what it
+    would keep at a confidence, and its confusions. Raises DataError without `backbone` and for a job with no such cell.
+    """
+    from data_prep.subtype import classifier  # brings jax
+
+    if backbone is None:
+        raise DataError("--task subtype needs --backbone, the workdir of a finished phase 0a")
+    cells = [(r["image"], r["label"]) for r in open_dataset(job / "cells", "test") if r["label"] in WHITE_CELL_CLASSES]
+    if not cells:
+        raise DataError(f"{job}/cells has no test cell of {', '.join(WHITE_CELL_CLASSES)}")
+    images, labels = zip(*cells, strict=True)
+    named = list(classifier(backbone)(images))
+    truth, chosen = np.asarray(labels), np.asarray([name for name, _ in named])
+    return subtype_lines(truth, chosen, np.asarray([confidence for _, confidence in named]))
+
+
+def subtype_lines(truth: np.ndarray, chosen: np.ndarray, confidence: np.ndarray) -> list[str]:
+    """str[n], str[n] and the chosen class's probability float[n] in [0, 1] -> what to print."""
+    right = truth == chosen
+    recalls = {c: right[truth == c].mean() for c in WHITE_CELL_CLASSES if (truth == c).sum() >= ENOUGH}
+    macro = f", macro over {len(recalls)} classes with at least {ENOUGH} cells {np.mean(list(recalls.values())):.3f}"
+    lines = [f"subtype: accuracy {_share(right)}" + (macro if recalls else "")]
+    lines += [f"  {c}: recall {_share(right[truth == c])}" for c in WHITE_CELL_CLASSES if (truth == c).any()]
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(right[bins == b].sum() - confidence[bins == b].sum()) for b in range(BINS)]
+    lines.append(
+        f"  calibration: mean confidence {confidence.mean():.3f}, error {sum(gaps) / len(right):.3f} ({BINS} bins)"
+    )
+    for least in CONFIDENCES:
+        kept = confidence >= least
+        lines.append(f"  confidence >= {least}: {kept.mean():.0%} named, {_share(right[kept])} of them right")
+    wrong = Counter(zip(truth[~right].tolist(), chosen[~right].tolist(), strict=True))
+    return lines + [f"  {count} {gold} called {name}" for (gold, name), count in wrong.most_common()]
+
+
+def _share(right: np.ndarray) -> str:
+    low, high = wilson(int(right.sum()), len(right))
+    return f"{right.mean() if len(right) else float('nan'):.3f} ({low:.3f}-{high:.3f}, n {len(right)})"
+
+
 def differential(job: Path, truth: Path | None) -> list[str]:
     """Mean absolute error, in points, of each class's share on the test slides of `job` against what lies on them.
 
@@ -179,9 +226,10 @@ def differential(job: Path, truth: Path | None) -> list[str]:
     ]
 
 
-TASKS: dict[str, Callable[[Path, Path | None], list[str]]] = {  # (--root, --truth) -> lines
-    "white_cells": lambda root, _: [score.line() for score in white_cells(root)],
-    "red_cells": lambda root, _: [score.line() for score in red_cells(root)],
-    "nuclei": lambda root, _: nuclei(root),
-    "differential": differential,
+TASKS: dict[str, Callable[[Path, Path | None, Path | None], list[str]]] = {  # (--root, --truth, --backbone) -> lines
+    "white_cells": lambda root, *_: [score.line() for score in white_cells(root)],
+    "red_cells": lambda root, *_: [score.line() for score in red_cells(root)],
+    "nuclei": lambda root, *_: nuclei(root),
+    "subtype": lambda root, _, backbone: subtypes(root, backbone),
+    "differential": lambda root, truth, _: differential(root, truth),
 }

@@ -17,7 +17,7 @@ from flax import nnx
 
 from data_prep.io import read_manifest
 from data_prep.schema import ATTRIBUTES, WHITE_CELL_CLASSES
-from pbs_jax.data.augment import augment, normalise
+from pbs_jax.data.augment import Acquisition, acquire, augment, normalise
 from pbs_jax.data.examples import CellImages, Preloaded
 from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.sizes import get_size
@@ -30,8 +30,9 @@ OUTPUTS = {"label": len(WHITE_CELL_CLASSES)} | {name: len(values) for name, valu
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, batch_size, attribute_weight, label_smoothing."""
+    """config: size, seed, data.root, batch_size, attribute_weight, label_smoothing, acquisition."""
     root = Path(config.data.root)
+    limits = Acquisition(**config.acquisition)
     vit_config = get_size(config.size).vit
     vit_graph, vit = parameters(lambda rngs: ViT(vit_config, rngs=rngs), config.seed)
     head_graph, head = parameters(lambda rngs: ClassifierHead(vit_config.dim, OUTPUTS, rngs=rngs), config.seed)
@@ -41,7 +42,10 @@ def build(config: Any) -> Phase:
         return nnx.merge(head_graph, trainable["head"])(features["x_prenorm"])
 
     def loss(trainable: Params, frozen: Params, batch: dict[str, jax.Array], key: jax.Array | None) -> Any:
-        images = batch["image"] if key is None else augment(batch["image"], key)
+        images = batch["image"]
+        if key is not None:
+            # 100: apart from the six keys that `augment` splits off, which fold_in(key, 0..5) would give again.
+            images = acquire(augment(images, key), jax.random.fold_in(key, 100), limits)
         predicted = logits(trainable, normalise(images))
         label = _cross_entropy(predicted["label"], batch["label"], config.label_smoothing)
         attributes = [

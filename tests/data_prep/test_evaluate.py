@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep import evaluate
@@ -37,3 +38,19 @@ def test_slides_without_a_truth_are_no_zeros(slide_job: Path, tmp_path: Path, mo
 def test_the_command_asks_for_the_truth(slide_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "evaluate", "--task", "differential", "--root", str(slide_job)]) == 1
     assert "needs --truth" in capsys.readouterr().err
+
+
+def test_a_classifier_is_told_by_class_calibration_and_confusions() -> None:
+    truth = np.array(["Neutrophil"] * 20 + ["Basophil"] * 4)
+    chosen = np.array(["Neutrophil"] * 15 + ["Monocyte"] * 5 + ["Basophil"] * 4)
+    confidence = np.where(truth == chosen, 1.0, 0.6)
+    lines = "\n".join(evaluate.subtype_lines(truth, chosen, confidence))
+    assert "accuracy 0.792 " in lines and "macro over 1 classes with at least 20 cells 0.750" in lines
+    assert "Neutrophil: recall 0.750" in lines and "Basophil: recall 1.000" in lines and "Monocyte: recall" not in lines
+    assert "mean confidence 0.917, error 0.125" in lines  # five cells are named with 0.6 and wrong
+    assert "confidence >= 0.8: 79% named, 1.000" in lines and "5 Neutrophil called Monocyte" in lines
+
+
+def test_a_classifiers_score_needs_one(slide_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "evaluate", "--task", "subtype", "--root", str(slide_job)]) == 1
+    assert "needs --backbone" in capsys.readouterr().err
