@@ -36,11 +36,17 @@ def add_commands(commands: Any) -> None:
         "--task", required=True, choices=("white_cells", "red_cells", "nuclei", "subtype", "differential")
     )
     evaluate.add_argument(
-        "--root", type=Path, required=True, help="folder that holds fields/ and masks/; differential: a slide job"
+        "--root",
+        type=Path,
+        required=True,
+        help="folder that holds fields/ and masks/; subtype: a cell job; differential: a slide job",
     )
     evaluate.add_argument("--truth", type=Path, help="differential: the folder of `pbs data mosaic` that the job read")
     evaluate.add_argument(
         "--backbone", type=Path, help="subtype: workdir of a finished phase 0a, whose classifier is scored"
+    )
+    evaluate.add_argument(
+        "--show", type=Path, metavar="PNG", help="white_cells: the test fields where something is wrong"
     )
     evaluate.set_defaults(run=_evaluate)
 
@@ -75,7 +81,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from data_prep.evaluate import TASKS
+    from data_prep.evaluate import TASKS, Options
 
-    print("\n".join(TASKS[args.task](args.root, args.truth, args.backbone)))
+    print("\n".join(TASKS[args.task](args.root, Options(args.truth, args.backbone, args.show))))
     return OK

@@ -8,16 +8,17 @@ um/px (chosen on BCCD's train list). Annotations are incomplete, so red cells th
 from __future__ import annotations
 
 import dataclasses
+import io
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from data_prep import slide_cells
-from data_prep.io import open_dataset
+from data_prep.io import atomic_write, open_dataset
 from data_prep.progress import progress
 from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
 from data_prep.slide_datasets import read_slides
@@ -27,6 +28,7 @@ from data_prep.stats import wilson
 MPP = 0.25
 BCCD, CHULA = 0.32, 0.75  # factors by which the fields are reduced
 OVERLAP = 0.5  # intersection over union of a right box
+ZOOM = 2  # of fields that are shown
 ENOUGH = 20  # cells of a class below which its recall says nothing
 BINS = 10  # of confidence
 CONFIDENCES = (0.5, 0.8, 0.9)
@@ -56,6 +58,15 @@ class Field:
     stain: slide_cells.Stain
     density: np.ndarray
     boxes: dict[str, list[Box]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What single tasks need beside --root."""
+
+    truth: Path | None = None
+    backbone: Path | None = None
+    show: Path | None = None
 
 
 def load_field(path: Path, factor: float, boxes: dict[str, list[Box]]) -> Field:
@@ -99,19 +110,46 @@ def matches(truth: Sequence[Box], found: Sequence[Box]) -> int:
     return len(taken[0])
 
 
-def white_cells(root: Path) -> list[Score]:
-    """BCCD by list; the lists may share donors, so test is no external validation."""
-    scores = []
+def white_cells(root: Path, show: Path | None = None) -> list[Score]:
+    """BCCD by list; the lists may share donors, so test is no external validation.
+
+    show: PNG for the test fields where box and annotation part (green: annotated, red: found), to be looked at.
+    """
+    scores, parted = [], []
     for part in ("train", "val", "test"):
         right = truth = found = 0
         for field in bccd_fields(root, part):
             whole = Box(0, 0, field.rgb.shape[1], field.rgb.shape[0])
             cells = slide_cells.white_cells(field.rgb, field.density, field.stain, MPP, whole)
-            annotated = field.boxes.get("WBC", [])
-            right += matches(annotated, [cell.box for cell in cells])
-            truth, found = truth + len(annotated), found + len(cells)
+            annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
+            hits = matches(annotated, boxes)
+            if part == "test" and not hits == len(annotated) == len(boxes):
+                parted.append(_drawn(field.rgb, annotated, boxes))
+            right, truth, found = right + hits, truth + len(annotated), found + len(cells)
         scores.append(Score(f"white cells, BCCD {part}", right, truth, found))
+    if show is not None and parted:
+        atomic_write(show, _sheet(parted))
     return scores
+
+
+def _drawn(rgb: np.ndarray, annotated: Sequence[Box], found: Sequence[Box]) -> Image.Image:
+    picture = Image.fromarray(rgb)
+    picture = picture.resize((ZOOM * picture.width, ZOOM * picture.height))
+    draw = ImageDraw.Draw(picture)
+    for boxes, colour in ((annotated, "green"), (found, "red")):
+        for box in boxes:
+            draw.rectangle([ZOOM * edge for edge in dataclasses.astuple(box)], outline=colour, width=3)
+    return picture
+
+
+def _sheet(pictures: Sequence[Image.Image], columns: int = 3) -> bytes:
+    width, height = (max(getattr(picture, side) for picture in pictures) for side in ("width", "height"))
+    sheet = Image.new("RGB", (width * columns, height * -(-len(pictures) // columns)), "white")
+    for number, picture in enumerate(pictures):
+        sheet.paste(picture, (number % columns * width, number // columns * height))
+    encoded = io.BytesIO()
+    sheet.save(encoded, "png")
+    return encoded.getvalue()
 
 
 def red_cells(root: Path) -> list[Score]:
@@ -226,10 +264,10 @@ def differential(job: Path, truth: Path | None) -> list[str]:
     ]
 
 
-TASKS: dict[str, Callable[[Path, Path | None, Path | None], list[str]]] = {  # (--root, --truth, --backbone) -> lines
-    "white_cells": lambda root, *_: [score.line() for score in white_cells(root)],
-    "red_cells": lambda root, *_: [score.line() for score in red_cells(root)],
-    "nuclei": lambda root, *_: nuclei(root),
-    "subtype": lambda root, _, backbone: subtypes(root, backbone),
-    "differential": lambda root, truth, _: differential(root, truth),
+TASKS: dict[str, Callable[[Path, Options], list[str]]] = {
+    "white_cells": lambda root, options: [score.line() for score in white_cells(root, options.show)],
+    "red_cells": lambda root, _: [score.line() for score in red_cells(root)],
+    "nuclei": lambda root, _: nuclei(root),
+    "subtype": lambda root, options: subtypes(root, options.backbone),
+    "differential": lambda root, options: differential(root, options.truth),
 }

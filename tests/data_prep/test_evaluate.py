@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data_prep import evaluate
 from data_prep.schema import WHITE_CELL_CLASSES, DataError
@@ -54,3 +55,20 @@ def test_a_classifier_is_told_by_class_calibration_and_confusions() -> None:
 def test_a_classifiers_score_needs_one(slide_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "evaluate", "--task", "subtype", "--root", str(slide_job)]) == 1
     assert "needs --backbone" in capsys.readouterr().err
+
+
+def test_fields_where_finder_and_annotation_part_can_be_looked_at(shared: Path, tmp_path: Path) -> None:
+    real, folder = shared / "data/fields/bccd", tmp_path / "fields/bccd"
+    (folder / "ImageSets/Main").mkdir(parents=True)
+    for name in ("Annotations", "JPEGImages"):
+        (folder / name).symlink_to(real / name)
+    listed = (real / "ImageSets/Main/test.txt").read_text().split()
+    agreeing, parting = listed[0], listed[13]
+    for part, names in (("train", agreeing), ("val", agreeing), ("test", f"{agreeing}\n{parting}")):
+        (folder / f"ImageSets/Main/{part}.txt").write_text(names)
+    sheet = tmp_path / "parted.png"
+    train, _, test = evaluate.white_cells(tmp_path, sheet)
+    assert train.right == train.truth == train.found == 1
+    assert (test.right, test.truth, test.found) == (1, 2, 2)
+    with Image.open(sheet) as picture:  # one field, three columns
+        assert picture.width == 3 * evaluate.ZOOM * round(640 * evaluate.BCCD)
