@@ -172,9 +172,9 @@ def compile_features(config: Any, topology: str) -> Compiled:
     return _report(result, "backbone", "features", topology, count, float(count), "patches", parts, flops, flops)
 
 
-def feature_hours(cell: Compiled) -> float:
-    """Hours of the paper's slides at the roofline of a features step."""
-    return FEATURE_SLIDES * FEATURE_PATCHES / (cell.per_step / cell.bound_s) / 3600
+def feature_hours(rate: float) -> float:
+    """Hours that the paper's slides take at `rate` patches a second."""
+    return FEATURE_SLIDES * FEATURE_PATCHES / rate / 3600
 
 
 def _compile(lower: Any) -> dict[str, Any]:

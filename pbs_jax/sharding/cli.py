@@ -40,6 +40,9 @@ def add_parser(subparsers: Any) -> None:
         "--row", metavar="IMAGES,LENGTH,ANSWERS,QUESTIONS", help="shape of a row of questions, for other data"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every cell as one JSON line")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="print what --json appended as one table, compile nothing"
+    )
     parser.set_defaults(run=run)
 
 
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from pbs_jax.sharding.topology import SLICES
 
+    if args.table:
+        print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
+        return 0
     config = from_args(args.config_args)
     slices = SLICES if args.smallest else args.topology.split(",")
     fitting = []
@@ -56,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         print(describe(cell), flush=True)
         if args.json:
             with args.json.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(cell) | {"bound_s": cell.bound_s, "mfu": cell.mfu}) + "\n")
+                file.write(json.dumps(_line(cell) | {"int8": config.int8}) + "\n")
         if cell.fits:
             fitting.append(topology)
             if args.smallest:
@@ -104,5 +110,38 @@ def describe(cell: Any) -> str:
         f"{cell.bound_s:.3f} s a step, at most {cell.per_step / cell.bound_s:,.0f} {cell.unit}/s, MFU at most {cell.mfu:.0%}",
     ]
     if cell.step == "features":
-        lines.append(f"  353 slides x 2,048 patches: at least {feature_hours(cell):.2f} h")
+        lines.append(f"  353 slides x 2,048 patches: at least {feature_hours(cell.per_step / cell.bound_s):.2f} h")
     return "\n".join(lines)
+
+
+def _line(cell: Any) -> dict[str, Any]:
+    return dataclasses.asdict(cell) | {"bound_s": cell.bound_s, "mfu": cell.mfu}
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Markdown of --json's lines: a row a step, a column a slice, in the order in which they come first."""
+    from pbs_jax.sharding.topology import GIB, chip_of
+
+    slices = list(dict.fromkeys(cell["topology"] for cell in cells))
+    steps = list(dict.fromkeys((cell["name"], cell["step"]) for cell in cells))
+    found = {(cell["name"], cell["step"], cell["topology"]): cell for cell in cells}
+    heads = [f"{name} ({chip_of(name).usable / GIB:.2f} GiB)" for name in slices]
+    lines = ["| " + " | ".join(["step", *heads]) + " |", "|---" * (len(slices) + 1) + "|"]
+    for name, step in steps:
+        texts = [_text(found[key]) if (key := (name, step, one)) in found else "-" for one in slices]
+        lines.append("| " + " | ".join([f"{name}, {step}", *texts]) + " |")
+    return "\n".join(lines)
+
+
+def _text(cell: dict[str, Any]) -> str:
+    from pbs_jax.sharding.aot import feature_hours
+    from pbs_jax.sharding.topology import GIB
+
+    batch = f"{'int8, ' if cell['int8'] else ''}batch {cell['batch']}: "
+    if not cell["fits"]:
+        return f"{batch}does not fit, {cell['needed'] / GIB:.1f} GiB"
+    rate = cell["per_step"] / cell["bound_s"]
+    text = f"{batch}{cell['needed'] / GIB:.2f} GiB, ≥ {cell['bound_s']:.3g} s, ≤ {rate:,.0f} {cell['unit']}/s"
+    if cell["step"] == "features":
+        return f"{text}, ≥ {feature_hours(rate):.2f} h"
+    return text if cell["step"] == "decode" else f"{text}, MFU ≤ {cell['mfu']:.0%}"

@@ -8,6 +8,7 @@ import pytest
 
 from data_prep.schema import DataError
 from pbs_jax.config import load
+from pbs_jax.sharding.cli import table
 from pbs_jax.sharding.topology import chip_of
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="pip install pbs-jax[aot]")
@@ -40,3 +41,18 @@ def test_a_slice_that_does_not_exist_is_a_sentence():
 def test_an_unknown_chip_is_a_sentence():
     with pytest.raises(DataError, match='chip "v9x" is unknown, use v5e, v6e, v5p'):
         chip_of("v9x:2x2")
+
+
+def test_the_table_says_what_fits_and_what_does_not() -> None:
+    shared = {"name": "cell_qa", "step": "train", "batch": 32, "per_step": 100.0, "unit": "questions", "mfu": 0.5}
+    cells = [
+        shared | {"topology": "v5e:1x1", "int8": True, "fits": False, "needed": 20 * 2**30, "bound_s": 0.0},
+        shared | {"topology": "v5e:2x4", "int8": False, "fits": True, "needed": 6 * 2**30, "bound_s": 0.5},
+        shared
+        | {"step": "features", "topology": "v5e:2x4", "int8": False, "fits": True, "needed": 2**30, "bound_s": 0.1},
+    ]
+    head, _, train, features = table(cells).splitlines()
+    assert head == "| step | v5e:1x1 (15.75 GiB) | v5e:2x4 (15.75 GiB) |"
+    assert "| int8, batch 32: does not fit, 20.0 GiB |" in train
+    assert "| batch 32: 6.00 GiB, ≥ 0.5 s, ≤ 200 questions/s, MFU ≤ 50% |" in train
+    assert "| - |" in features and f"≥ {353 * 2048 / 1000 / 3600:.2f} h" in features
