@@ -1,7 +1,7 @@
 """What every phase shares. A phase file overrides a few lines; nothing is copied.
 
 The argument after the colon, as in `--config=phase3_cell_qa:size=7b,recipe=official`:
-  size    nano (default) | small | 7b     DESIGN section 5
+  size    nano (default) | small | 3b | 7b     DESIGN section 5; 3b: Qwen2.5-VL-3B in place of 7B
   recipe  paper (default) | official      official: the released code's epochs and batches
   debug   flag: a few steps of a few examples, to see a run end
 Values are typed: write 1e-4 or 1.0 for a float. Any of them can be set with `--config.optimizer.lr=1e-4`.
@@ -13,7 +13,8 @@ import difflib
 
 from ml_collections import ConfigDict
 
-SIZES = ("nano", "small", "7b")
+SIZES = ("nano", "small", "3b", "7b")
+FULL = ("3b", "7b")  # of published weights; the others are stand-ins
 RECIPES = ("paper", "official")
 
 
@@ -79,7 +80,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "eps": 1e-8,
             },
             # Devices per axis; -1 = all that are left. At 7b the frozen weights are split over all of them.
-            "mesh": {"data": 1, "fsdp": -1, "tensor": 1} if size == "7b" else {"data": -1, "fsdp": 1, "tensor": 1},
+            "mesh": {"data": 1, "fsdp": -1, "tensor": 1} if size in FULL else {"data": -1, "fsdp": 1, "tensor": 1},
         }
     )
 

@@ -1,6 +1,6 @@
 """Phase 0a: the stand-in vision backbone of nano and small, a ViT trained on the cell labels (train split only).
 
-Size 7b has no such phase: its backbone is DinoBloom, imported with `pbs weights import`.
+Sizes 3b and 7b have no such phase: their backbone is DinoBloom, imported with `pbs weights import`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from configs import base
 
 def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
-    if config.size == "7b":
-        raise ValueError('phase0_backbone has no size "7b": import DinoBloom with `pbs weights import` instead')
+    if config.size in base.FULL:
+        raise ValueError(
+            f'phase0_backbone has no size "{config.size}": import DinoBloom with `pbs weights import` instead'
+        )
     config.phase = "backbone"
     config.batch_size = 48
     config.steps = 800

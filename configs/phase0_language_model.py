@@ -1,6 +1,6 @@
 """Phase 0b: nano's language model learns to answer from the visual slot, where the caption stands in for an image.
 
-Sizes small and 7b have no such phase: their language models are real ones, imported with `pbs weights import`.
+Sizes small, 3b and 7b have no such phase: their language models are real ones, imported with `pbs weights import`.
 """
 
 from __future__ import annotations

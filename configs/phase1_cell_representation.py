@@ -11,7 +11,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.phase = "cell_representation"
     config.text_length = 40 if config.size == "small" else 32  # with [CLS] and [SEP]; SmolLM2 cuts captions finer
-    if config.size != "7b":
+    if config.size not in base.FULL:
         config.steps = 100
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3  # small and from scratch; AdamW at 5e-5 is for BERT's weights

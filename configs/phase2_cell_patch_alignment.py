@@ -17,7 +17,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.target = "trained" if config.recipe == "official" else "fixed"
     config.global_weight = 1.0  # the paper gives no weights; these are the released code's
     config.local_weight = 0.5
-    if config.size != "7b":
+    if config.size not in base.FULL:
         config.steps = 200
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3

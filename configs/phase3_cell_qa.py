@@ -10,7 +10,7 @@ from configs import base
 def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.phase = "cell_qa"
-    if config.size != "7b":
+    if config.size not in base.FULL:
         config.batch_size = 16  # bins: one image with several questions each
         config.steps = 600
         config.optimizer.name = "muon"

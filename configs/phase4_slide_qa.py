@@ -12,7 +12,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.phase = "slide_qa"
     config.max_patches = 2048  # of a slide, sampled evenly over it
     config.patch_dropout = 0.0  # share of a slide's patches hidden in a training step
-    if config.size != "7b":
+    if config.size not in base.FULL:
         config.batch_size = 16  # bins: one slide with several questions each
         config.steps = 800
         config.optimizer.name = "muon"

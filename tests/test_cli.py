@@ -155,7 +155,7 @@ def test_config_from_a_path(tmp_path: Path) -> None:
         (["--config=phase3_cell"], 'did you mean "phase3_cell_qa"?'),
         (["--config=no/such.py"], "no/such.py: no such file"),
         (["--config=phase3_cell_qa:sise=nano"], 'argument "sise" is unknown'),
-        (["--config=phase3_cell_qa:size=huge"], "is not one of nano, small, 7b"),
+        (["--config=phase3_cell_qa:size=huge"], "is not one of nano, small, 3b, 7b"),
         (["--config=phase0_backbone:size=7b"], "pbs weights import"),
         (["--config=phase3_cell_qa", "--config.optimiser.lr=1"], 'did you mean "optimizer.lr"?'),
         (["--config=phase3_cell_qa", "--config.steps=1.5"], "steps takes one int"),

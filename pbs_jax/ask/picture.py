@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.base import FULL
 from data_prep import picture as pictures
 from data_prep.io import read_manifest
 from data_prep.picture import Picture, Preparation
@@ -77,8 +78,8 @@ class Models:
 
     @property
     def remark(self) -> str:
-        """What must be said with every answer of a small model; "" for 7b."""
-        return "" if self.size == "7b" else STAND_IN.format(size=self.size)
+        """What must be said with every answer of a small model; "" for one of published weights."""
+        return "" if self.size in FULL else STAND_IN.format(size=self.size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,6 +142,7 @@ class Pbs:
 
     def _describe(self, content: Mapping[str, Any], name: str) -> None:
         """`content`: handover.json or export.json, which both say phase, step, facts and config."""
+        from configs.base import FULL
         from pbs_jax.weights.files import seen_by_backbone
 
         seen = content["seen_by_backbone"] if "seen_by_backbone" in content else seen_by_backbone(content["facts"])
@@ -154,7 +155,7 @@ class Pbs:
             "step": content["step"],
             "facts": facts,
             **({"seen_by_backbone": seen} if seen else {}),
-            "remarks": [] if content["facts"]["size"] == "7b" else [STAND_IN],
+            "remarks": [] if content["facts"]["size"] in FULL else [STAND_IN],
         }
 
     def generate(self, requests: Sequence[Request], mode: str) -> list[Response]:

@@ -57,6 +57,12 @@ class DecoderConfig:
         return cls(**{**shape, "ffn_dim": 18944, "rope_theta": 1e6, "mrope_section": (16, 24, 24), **changes})
 
     @classmethod
+    def qwen2_5_3b(cls, **changes: Any) -> DecoderConfig:
+        """Qwen2.5-VL-3B-Instruct's language model."""
+        shape = {"vocab": 151936, "dim": 2048, "layers": 36, "heads": 16, "kv_heads": 2, "head_dim": 128, "tied": True}
+        return cls(**{**shape, "ffn_dim": 11008, "rope_theta": 1e6, "mrope_section": (16, 24, 24), **changes})
+
+    @classmethod
     def smollm2_135m(cls, **changes: Any) -> DecoderConfig:
         shape = {"vocab": 49152, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "ffn_dim": 1536}
         return cls(**{**shape, "rope_theta": 1e5, "rms_eps": 1e-5, "tied": True, "qkv_bias": False, **changes})

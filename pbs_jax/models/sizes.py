@@ -1,4 +1,4 @@
-"""The three sizes of DESIGN section 5: which backbone, Q-Former and language model go together."""
+"""The sizes of DESIGN section 5, and the paper's model on a smaller language model (3b): what goes together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from configs.base import FULL
 from data_prep.schema import DataError
 from data_prep.tokens import CLS, DEC, PAD
 from pbs_jax.models.decoder import DecoderConfig
@@ -75,7 +76,7 @@ def with_words(config: QFormerConfig, words: Any) -> QFormerConfig:
 def _size(name: str, tokenizer: Any | None) -> Size:
     vocab = {"vocab": tokenizer.size} if tokenizer else {}
     special = {"pad_id": 0, "cls_id": 0, "dec_id": 0}
-    if tokenizer and name != "7b":
+    if tokenizer and name not in FULL:
         special = {"pad_id": tokenizer.id(PAD), "cls_id": tokenizer.id(CLS), "dec_id": tokenizer.id(DEC)}
     stand_in: dict[str, Any] = {"patch_windows": 4, "latent_std": 1.0}
     match name:
@@ -87,9 +88,10 @@ def _size(name: str, tokenizer: Any | None) -> Size:
             width = {"dim": 384, "layers": 6, "heads": 6, "ffn_dim": 1536, "projection": 128}
             qformer = QFormerConfig.nano(**width, **vocab, **special)
             return Size(name, ViTConfig.nano(), qformer, DecoderConfig.smollm2_135m(), "float32", **stand_in)
-        case "7b":
+        case "3b" | "7b":
             # Compute in bfloat16 (parameters that train stay float32), layers recomputed in the backward pass.
             large: dict[str, Any] = {"dtype": "bfloat16", "remat": True}
             vit, qformer = ViTConfig.dinov2_l(dtype="bfloat16"), QFormerConfig.blip2(**large)
-            return Size(name, vit, qformer, DecoderConfig.qwen2_5_7b(**large), "bfloat16")
-    raise DataError(f'size "{name}" is unknown: use nano, small or 7b')
+            decoder = (DecoderConfig.qwen2_5_3b if name == "3b" else DecoderConfig.qwen2_5_7b)(**large)
+            return Size(name, vit, qformer, decoder, "bfloat16")
+    raise DataError(f'size "{name}" is unknown: use nano, small, 3b or 7b')

@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> None:
     importer.add_argument("family", choices=FAMILIES)
     importer.add_argument("source", type=Path, nargs="?", metavar="SOURCE", help="weight file or snapshot folder")
     importer.add_argument("--out", type=Path, required=True, metavar="DIR", help="workdir to write")
-    importer.add_argument("--size", choices=("nano", "small", "7b"), help="size it is for (7b; small of gguf-llama)")
+    importer.add_argument(
+        "--size", choices=("nano", "small", "3b", "7b"), help="size it is for (7b; small of gguf-llama)"
+    )
     importer.add_argument("--heads", type=int, metavar="N", help="attention heads, where no config.json says it")
     importer.add_argument("--offset", type=float, metavar="X", help="dinobloom: position interpolation's offset")
     importer.add_argument(
@@ -40,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         help="download the published weights of a size, at pinned revisions",
         description="Resumes where it stopped. Without a network it says which files to put where.",
     )
-    fetch.add_argument("--size", default="7b", choices=("small", "7b"), help="size (7b)")
+    fetch.add_argument("--size", default="7b", choices=("small", "3b", "7b"), help="size (7b)")
     fetch.add_argument("--out", type=Path, default=Path("weights"), metavar="DIR", help="folder (weights)")
     fetch.add_argument("--only", metavar="NAME", help="one of its sources, e.g. dinobloom")
     fetch.set_defaults(run=_fetch)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import pbs_jax
+from configs.base import FULL
 from data_prep.io import atomic_write, read_manifest
 from data_prep.prompts import IM_END, IMAGE_PAD, PROMPT_SET
 from data_prep.schema import DataError
@@ -111,7 +112,7 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
     answers = phase in ANSWERS
     if frozen and not answers:
         raise DataError(f"{workdir} is of phase {phase}: only {' and '.join(ANSWERS)} have frozen parts to export")
-    with_frozen = answers and (facts["size"] != "7b" if frozen is None else frozen)
+    with_frozen = answers and (facts["size"] not in FULL if frozen is None else frozen)
     imported = "imported" in facts
     words = tokenizer_folder(workdir, facts) if imported else Path(facts.get("words", root / "tokenizer"))
     wordless = phase in ("backbone", "classifier") or (imported and not (words / TOKENIZER).is_file())
@@ -121,7 +122,7 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
         handover.same_tokenizer(workdir, {"tokenizer_sha256": words_sha256}, tokenizer, words)
     size = true_shapes(get_size(facts["size"], None if imported else tokenizer), facts)
     tables = {name: table for name, table in phase_tables(phase, size).items() if name in content["trees"]}
-    beside = snapshot(facts) if with_frozen and facts["size"] == "7b" else None
+    beside = snapshot(facts) if with_frozen and facts["size"] in FULL else None
     frozen_parts = frozen_tables(phase, size) if with_frozen else {}
     if beside:
         del frozen_parts["language_model"]

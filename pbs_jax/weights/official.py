@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from configs.base import FULL
 from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
 from pbs_jax.models.alignment import Alignment
@@ -61,10 +62,10 @@ def official(path: Path, size_name: str, data: Path | None = None) -> Imported:
     phase = next((phase for prefix, phase in PREFIXES.items() if any(n.startswith(prefix) for n in source)), None)
     if phase is None:
         raise DataError(f"{file} is of no phase of PBS-VL: its tensors are named like {min(source)}")
-    if size_name != "7b" and data is None:
+    if size_name not in FULL and data is None:
         raise DataError(f"size {size_name} has its own tokenizer: give --data, the OUT of `pbs data run`")
     tokenizer = load_tokenizer(data / "tokenizer") if data else None
-    size = get_size(size_name, tokenizer if size_name != "7b" else None)
+    size = get_size(size_name, tokenizer if size_name not in FULL else None)
     slide_dim = source.shapes.get("model.visual.encoder.resampler.input_projection.weight", (0, None))[1]
     states = module_states(phase, size, slide_dim)
     trees, left = {}, set(source)

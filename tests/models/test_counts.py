@@ -65,6 +65,7 @@ def test_qformer() -> None:
 
 def test_language_models() -> None:
     assert count(lambda rngs: Decoder(DecoderConfig.smollm2_135m(), rngs=rngs)) == 134_515_008
+    assert count(lambda rngs: Decoder(DecoderConfig.qwen2_5_3b(), rngs=rngs)) == 3_085_938_688
     assert count(lambda rngs: Decoder(DecoderConfig.qwen2_5_7b(), rngs=rngs)) == 7_615_616_512
 
 
@@ -75,16 +76,18 @@ def test_densenet121() -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_transformers_counts_the_same() -> None:
+@pytest.mark.parametrize("config", [DecoderConfig.qwen2_5_3b(), DecoderConfig.qwen2_5_7b()], ids=["3b", "7b"])
+def test_transformers_counts_the_same(config: DecoderConfig) -> None:
     torch = pytest.importorskip("torch")
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {
-        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4,
+        "vocab_size": config.vocab, "hidden_size": config.dim, "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "tie_word_embeddings": config.tied,
     }  # fmt: skip
-    config = Qwen2_5_VLConfig(text_config=text, vision_config={"depth": 1}, tie_word_embeddings=False)
+    theirs = Qwen2_5_VLConfig(text_config=text, vision_config={"depth": 1}, tie_word_embeddings=config.tied)
     with torch.device("meta"):
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    theirs = sum(p.numel() for name, p in model.named_parameters() if ".visual." not in name)
-    assert theirs == count(lambda rngs: Decoder(DecoderConfig.qwen2_5_7b(), rngs=rngs))
+        model = Qwen2_5_VLForConditionalGeneration(theirs)
+    parameters = sum(p.numel() for name, p in model.named_parameters() if ".visual." not in name)
+    assert parameters == count(lambda rngs: Decoder(config, rngs=rngs))

@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], rules.Rules, int]] = {
     "qformer 7b": (lambda r: QFormer(QFormerConfig.blip2(), rngs=r), rules.QFORMER_RULES, 206_637_945 - 30_523),
     "decoder nano": (lambda r: Decoder(DecoderConfig.nano(), rngs=r), rules.DECODER_RULES, 0),
     "decoder smollm2": (lambda r: Decoder(DecoderConfig.smollm2_135m(), rngs=r), rules.DECODER_RULES, 134_515_008),
+    "decoder 3b": (lambda r: Decoder(DecoderConfig.qwen2_5_3b(), rngs=r), rules.DECODER_RULES, 3_085_938_688),
     "decoder 7b": (lambda r: Decoder(DecoderConfig.qwen2_5_7b(), rngs=r), rules.DECODER_RULES, 7_615_616_512),
     "perceiver patch": (
         lambda r: PerceiverResampler(PerceiverConfig.patch(), rngs=r),

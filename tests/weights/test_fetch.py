@@ -27,7 +27,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         {"name": "one", "repo": "o/r", "revision": "f" * 40, "files": list(CONTENT), "import": ""},
         {"name": "two", "repo": "", "where": "a drawer", "files": ["x.pth"], "import": "x.pth"},
     ]
-    (tmp_path / "hub.json").write_text(json.dumps({"7b": pins}))
+    (tmp_path / "hub.json").write_text(json.dumps([{"sizes": ["7b"], **pin} for pin in pins]))
     monkeypatch.setattr(module, "PINS", tmp_path / "hub.json")
 
     def info(self: Any, repo: str, revision: str, **options: Any) -> Any:
@@ -87,6 +87,6 @@ def test_small_has_nothing_to_fetch(tmp_path: Path) -> None:
 
 
 def test_the_pins_are_whole() -> None:
-    pins = json.loads(module.PINS.read_text())["7b"]
+    pins = json.loads(module.PINS.read_text())
     assert {pin["name"] for pin in pins} == {"dinobloom", "qwen2_5_vl", "bert", "blip2"}
     assert all(len(pin["revision"]) == 40 for pin in pins if pin["repo"])
