@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from data_prep.prompts import IM_END, IMAGE_PAD, branch_texts
 from data_prep.schema import QA, DataError
@@ -26,6 +27,8 @@ from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import backbone_shape, get_size, in_float32
 from pbs_jax.models.vit import ViT
+from pbs_jax.sharding.mesh import answering_mesh, within
+from pbs_jax.sharding.rules import DECODER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
@@ -43,6 +46,7 @@ class Answerer:
     graphs: dict[str, nnx.GraphDef[Any]]
     params: dict[str, Any]
     batch_size: int = 64
+    mesh: Mesh | None = None  # of `answering_mesh`; None = one device
 
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded pictures -> visual tokens float32[n, Q, lm width] for the language model's slot."""
@@ -75,13 +79,14 @@ class Answerer:
         """What the language model has read when it has seen each image, visual [images, Q, D]: for `answer_about`."""
         count = -(-len(visual) // self.batch_size) * self.batch_size  # few programs whatever the number of images
         padded = np.concatenate([visual, np.repeat(visual[:1], count - len(visual), axis=0)])
-        return read_prefix(
-            self.graphs["language_model"],
-            self.params["language_model"],
-            prefix_tokens(self.tokenizer),
-            jnp.asarray(padded),
-            self.tokenizer.id(IMAGE_PAD),
-        )
+        with within(self.mesh):
+            return read_prefix(
+                self.graphs["language_model"],
+                self.params["language_model"],
+                prefix_tokens(self.tokenizer),
+                padded,
+                self.tokenizer.id(IMAGE_PAD),
+            )
 
     def answer_about(
         self,
@@ -119,21 +124,22 @@ class Answerer:
         for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
             kind = questions[rows[0]].question_type
             padded = rows + [rows[0]] * (self.batch_size - len(rows))
-            tokens, first = generate(
-                self.graphs["language_model"],
-                self.params["language_model"],
-                [prompts[i] for i in padded],
-                None if visual is None else jnp.asarray(visual[padded]),
-                pad_id=self.tokenizer.id(PAD),
-                slot_id=self.tokenizer.id(IMAGE_PAD),
-                stop_ids=(self.tokenizer.id(IM_END), *map(self._one_token, stop)),
-                max_new=MAX_NEW[kind],
-                penalty=penalty,
-                sampling=sampling,
-                seeds=padded,
-                prefix=prefix,
-                owners=[owners[i] for i in padded] if prefix else (),
-            )
+            with within(self.mesh):
+                tokens, first = generate(
+                    self.graphs["language_model"],
+                    self.params["language_model"],
+                    [prompts[i] for i in padded],
+                    None if visual is None else visual[padded],
+                    pad_id=self.tokenizer.id(PAD),
+                    slot_id=self.tokenizer.id(IMAGE_PAD),
+                    stop_ids=(self.tokenizer.id(IM_END), *map(self._one_token, stop)),
+                    max_new=MAX_NEW[kind],
+                    penalty=penalty,
+                    sampling=sampling,
+                    seeds=padded,
+                    prefix=prefix,
+                    owners=[owners[i] for i in padded] if prefix else (),
+                )
             for row, i in enumerate(rows):
                 allowed = first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
                 if allowed:
@@ -169,10 +175,13 @@ def _batches(array: np.ndarray, size: int) -> list[np.ndarray]:
     return [*parts[:-1], np.concatenate([parts[-1], np.repeat(parts[-1][:1], short, axis=0)])]
 
 
-def load_answerer(workdir: str | Path, batch_size: int = 64, exact: bool = False) -> Answerer:
+def load_answerer(
+    workdir: str | Path, batch_size: int = 64, exact: bool = False, devices: Sequence[jax.Device] | None = None
+) -> Answerer:
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
 
-    exact: compute in float32 at every size.
+    exact: compute in float32 at every size. devices: the language model is split over them (default: this process's
+    accelerators, see `answering_mesh`), the rest lies whole on each.
     """
     content = handover.read(workdir, ("cell_qa",))
     facts = content["facts"]
@@ -182,13 +191,16 @@ def load_answerer(workdir: str | Path, batch_size: int = 64, exact: bool = False
     size = get_size(facts["size"], tokenizer)
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     size = in_float32(size) if exact else size
-    params = handover.load(workdir, ["qformer", "projector"])
-    for name in ("language_model", "backbone"):
-        params |= handover.load_recorded(workdir, facts, name)
+    mesh = answering_mesh(size.decoder.kv_heads, devices)
+    whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    with within(mesh):
+        params = handover.load(workdir, ["qformer", "projector"], whole)
+        for name in ("language_model", "backbone"):
+            params |= handover.load_recorded(workdir, facts, name, whole, {"language_model": DECODER_RULES})
     graphs = {
         "backbone": definition(lambda rngs: ViT(size.vit, rngs=rngs)),
         "qformer": definition(lambda rngs: QFormer(size.qformer, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs)),
         "language_model": definition(lambda rngs: Decoder(size.decoder, rngs=rngs)),
     }
-    return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size)
+    return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size, mesh)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
@@ -20,6 +21,8 @@ from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
 from pbs_jax.models.sizes import get_size, in_float32
+from pbs_jax.sharding.mesh import answering_mesh, within
+from pbs_jax.sharding.rules import DECODER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
@@ -58,10 +61,12 @@ def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], x: j
     return projector(encode_slide(perceiver, x.astype(jnp.float32), mask)).astype(jnp.float32)
 
 
-def load_slide_answerer(workdir: str | Path, batch_size: int = 64, exact: bool = False) -> SlideAnswerer:
+def load_slide_answerer(
+    workdir: str | Path, batch_size: int = 64, exact: bool = False, devices: Sequence[jax.Device] | None = None
+) -> SlideAnswerer:
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
 
-    exact: compute in float32 at every size.
+    exact, devices: as of `load_answerer`.
     """
     content = handover.read(workdir, ("slide_qa",))
     facts = content["facts"]
@@ -71,7 +76,11 @@ def load_slide_answerer(workdir: str | Path, batch_size: int = 64, exact: bool =
     size = get_size(facts["size"], tokenizer)
     size = in_float32(size) if exact else size
     shape = size.slide_perceiver(facts["features"]["dim"])
-    params = handover.load(workdir, VISUAL_TREES) | handover.load_recorded(workdir, facts, "language_model")
+    mesh = answering_mesh(size.decoder.kv_heads, devices)
+    whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    with within(mesh):
+        params = handover.load(workdir, VISUAL_TREES, whole)
+        params |= handover.load_recorded(workdir, facts, "language_model", whole, {"language_model": DECODER_RULES})
     graphs = {
         "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),
@@ -83,6 +92,7 @@ def load_slide_answerer(workdir: str | Path, batch_size: int = 64, exact: bool =
         graphs,
         params,
         batch_size,
+        mesh,
         features=facts["features"],
         max_patches=facts["max_patches"],
     )

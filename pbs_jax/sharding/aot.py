@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from pbs_jax.perf.count import count_flops, flops_and_saved_bytes
 from pbs_jax.sharding import hlo
-from pbs_jax.sharding.mesh import BATCH
+from pbs_jax.sharding.mesh import BATCH, answering_mesh
 from pbs_jax.sharding.rules import VIT_RULES, specs
-from pbs_jax.sharding.topology import GIB, Chip, bytes_per_chip, chip_of, on, slice_mesh
+from pbs_jax.sharding.topology import GIB, Chip, bytes_per_chip, chip_of, on, slice_devices, slice_mesh
 from pbs_jax.train.abstract import RULES, Row, abstract_phase, frozen_shapes
 from pbs_jax.train.answers import answer_weight
 from pbs_jax.train.optimizer import make_optimizer
@@ -103,16 +103,18 @@ def compile_train(config: Any, topology: str, row: Row | None = None, tensor: in
     )  # fmt: skip
 
 
-def compile_decode(config: Any, topology: str, row: Row, tensor: int = 1, new_tokens: int = 64) -> Compiled:
-    """Greedy answering of config.batch_size prompts of row.length tokens: prefill and `new_tokens` steps with a key-value cache."""
+def compile_decode(config: Any, topology: str, row: Row, new_tokens: int = 64) -> Compiled:
+    """Greedy answering of config.batch_size prompts of row.length tokens, laid out as `answering_mesh` does: prefill and
+    `new_tokens` steps with a key-value cache."""
     from flax import nnx
 
     from pbs_jax.decode.generate import decode
     from pbs_jax.models.decoder import Decoder, init_cache
 
-    mesh = slice_mesh(topology, tensor)
     phase = abstract_phase(config, row)
     shape, count = phase.size.decoder, config.batch_size
+    devices = slice_devices(topology)
+    mesh = answering_mesh(shape.kv_heads, devices) or slice_mesh(topology)
     graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(shape, rngs=nnx.Rngs(0))))
     params = frozen_shapes(phase.size)
     params = on(mesh, params, specs(params, RULES["language_model"]))

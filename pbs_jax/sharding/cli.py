@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--step", choices=STEPS, default="train", help="what to compile (default: train)")
     parser.add_argument(
-        "--tensor", type=int, default=1, metavar="N", help="chips that share a layer (default 1; at most 4 at 7b)"
+        "--tensor", type=int, default=1, metavar="N", help="training: chips that share a layer (1; at most 4 at 7b)"
     )
     parser.add_argument(
         "--row", metavar="IMAGES,LENGTH,ANSWERS,QUESTIONS", help="shape of a row of questions, for other data"
@@ -83,7 +83,7 @@ def _compile(config: Any, args: argparse.Namespace, topology: str) -> Any:
         case "train":
             return aot.compile_train(config, topology, row, args.tensor)
         case "decode":
-            return aot.compile_decode(config, topology, row or ROWS["cell_qa"], args.tensor)
+            return aot.compile_decode(config, topology, row or ROWS["cell_qa"])
         case _:
             return aot.compile_features(config, topology)
 

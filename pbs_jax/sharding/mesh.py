@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -35,6 +36,21 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
             "set config.mesh so that the product matches"
         )
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def answering_mesh(kv_heads: int, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+    """Over this process's accelerators (or the given devices): as many share a layer as there are key and value heads to
+    split, the rest answer other rows, so that no weight moves while tokens are written. None for one device, and on a
+    CPU, whose devices share its cores."""
+    if devices is None:
+        devices = jax.local_devices()
+        devices = devices if devices[0].platform != "cpu" else devices[:1]
+    return make_mesh(tensor=math.gcd(len(devices), kv_heads), devices=devices) if len(devices) > 1 else None
+
+
+def within(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """`jax.set_mesh`, or nothing without a mesh."""
+    return jax.set_mesh(mesh) if mesh else nullcontext()
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

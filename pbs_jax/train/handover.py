@@ -92,9 +92,16 @@ def same_tokenizer(workdir: str | Path, facts: Mapping[str, Any], tokenizer: Tok
         raise DataError(f"{workdir} was trained with another tokenizer than {folder}")
 
 
-def load_recorded(workdir: str | Path, facts: Mapping[str, Any], name: str) -> Params:
-    """{name: tree} from the workdir that a phase's facts name for it. Raises DataError when its hash is not the recorded one."""
-    tree = load(facts[name], [name])
+def load_recorded(
+    workdir: str | Path,
+    facts: Mapping[str, Any],
+    name: str,
+    sharding: jax.sharding.Sharding | None = None,
+    rules: Mapping[str, Rules] | None = None,
+) -> Params:
+    """{name: tree} from the workdir that a phase's facts name for it, laid out as `load` does. Raises DataError when its
+    hash is not the recorded one."""
+    tree = load(facts[name], [name], sharding, rules)
     if tree_sha256(tree[name]) != facts[f"{name}_sha256"]:
         raise DataError(f"{facts[name]} no longer holds the {name} that {workdir} was trained with")
     return tree

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,6 +43,20 @@ def test_closed_questions_get_an_allowed_answer_by_likelihood(drawn: Path, answe
     answers = answerer.answer(None, questions, options, "letter_likelihood")
     for qa, shown, answer in zip(questions, options, answers, strict=True):
         assert answer in (("true", "false") if not shown else "ABCDE"[: len(shown)]), qa.id
+
+
+def test_a_language_model_split_over_eight_devices_answers_the_same(drawn: Path, workdir: Path, answerer: Answerer):
+    split = load_answerer(workdir, batch_size=8, devices=jax.devices())
+    kernel = split.params["language_model"]["layers"]["q"]["kernel"]
+    assert answerer.mesh is None and dict(split.mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert kernel.sharding.shard_shape(kernel.shape)[-1] == kernel.shape[-1] // 2
+    questions = list(read_questions(drawn, "test"))[:16]
+    options = [shown_options(qa) for qa in questions]
+    cells = open_dataset(drawn / "cells", "test")
+    visual = answerer.encode([cells[i]["image"] for i in range(2)])
+    np.testing.assert_allclose(split.encode([cells[i]["image"] for i in range(2)]), visual, atol=1e-5)
+    asked = [0, 1] * 8, questions, options
+    assert split.answer_about(split.read(visual), *asked) == answerer.answer_about(answerer.read(visual), *asked)
 
 
 @pytest.mark.slow  # of generate, tests/decode/test_generate.py says the same
