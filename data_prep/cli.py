@@ -37,6 +37,12 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         help="judge tiles as Haemorasis does: --out of `pbs weights import qc`, or a folder of its _quality_control files",
     )
+    slides.add_argument(
+        "--cellpose-weights",
+        type=Path,
+        metavar="FILE",
+        help="find cells by Cellpose-SAM with these weights (extra: cellpose; GPU advised), else classically",
+    )
     slides.add_argument("--qc-threshold", dest="threshold", type=float, default=0.5, help="of a tile (default 0.5)")
     slides.add_argument(
         "--min-confidence", type=float, default=0.0, help="below it a cell is called Others (default 0)"

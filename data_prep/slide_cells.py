@@ -8,7 +8,7 @@ once, and another grid finds the same cells.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -45,6 +45,10 @@ class FoundCell:
 
     box: Box
     nucleus_um2: float
+
+
+# (rgb with halo, its half_density, stain, mpp, core) -> the white cells of core, boxes in pixels of rgb
+Finder = Callable[[np.ndarray, np.ndarray, Stain, float, Box], list[FoundCell]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,6 +131,17 @@ def candidates(density: np.ndarray, stain: Stain, mpp: float) -> list[tuple[floa
     return found
 
 
+def candidates_near(density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[tuple[float, float, float]]:
+    """The `candidates` that may belong to a cell of `core`, largest nucleus first."""
+    reach = REACH_UM / mpp
+    near = [
+        (x, y, area)
+        for x, y, area in candidates(density, stain, mpp)
+        if core.left - reach <= x < core.right + reach and core.top - reach <= y < core.bottom + reach
+    ]
+    return sorted(near, key=lambda c: (-c[2], c[1], c[0]))
+
+
 def white_cells(rgb: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[FoundCell]:
     """The white cells whose centre lies in `core`; boxes in pixels of `rgb`.
 
@@ -135,11 +150,8 @@ def white_cells(rgb: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, 
         density: its `half_density`.
     """
     half = 2 * round(WINDOW_UM / mpp / 2)
-    reach = REACH_UM / mpp
     found: list[FoundCell] = []
-    for x, y, area in sorted(candidates(density, stain, mpp), key=lambda c: (-c[2], c[1], c[0])):
-        if not (core.left - reach <= x < core.right + reach and core.top - reach <= y < core.bottom + reach):
-            continue
+    for x, y, area in candidates_near(density, stain, mpp, core):
         box = _outline(rgb, round(x), round(y), half)
         if box is None or not CELL_SIDE_UM[0] <= max(box.width, box.height) * mpp <= CELL_SIDE_UM[1]:
             continue

@@ -12,17 +12,17 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from data_prep import io, qc, qc_haemorasis, slide_table, subtype
+from data_prep import io, qc, qc_haemorasis, slide_cellpose, slide_table, subtype
 from data_prep.executors import Quarantined, run_units, take_shard
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.pipeline import Outcome, code_sha256, finished
 from data_prep.progress import progress
 from data_prep.schema import SCHEMA_VERSION, DataError
 from data_prep.slide_table import SlideRow
-from data_prep.slide_units import UNDECODABLE, BandUnit, Look, LookUnit, band, look
+from data_prep.slide_units import NOT_SEGMENTED, UNDECODABLE, BandUnit, Look, LookUnit, band, look
 from data_prep.slide_write import DATASETS, NO_TILES, Done, SlideJob, write_datasets, write_scores
 from data_prep.sources import Reject
 from data_prep.tiling import Grid
@@ -44,22 +44,22 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
     _check(job)
     rows = slide_table.load(job.root, job.table, job.seed)
     work = job.out / ".units"
-    judged = qc_haemorasis.source_sha256(job.qc_source) if job.qc_source else ""
+    networks = _networks(job)
     if job.shard:
         rows = list(take_shard(rows, job.shard))  # hashes, opens and does these only
-        part = _process(job, job.root, rows, _hashes(job.root, rows), judged, work)[0]
+        part = _process(job, job.root, rows, _hashes(job.root, rows), networks, work)[0]
         return Outcome(True, {}, {}, [f"shard {job.shard}: {len(part)} slides done; without --shard the rest follows"])
     hashes = _hashes(job.root, rows)
-    inputs = _inputs(job, rows, hashes, judged)
+    inputs = _inputs(job, rows, hashes, networks)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
     if (done := _up_to_date(job.out, key)) is not None:
         return done
     (job.out / "state.json").unlink(missing_ok=True)
-    slides, rejects = _process(job, job.root, rows, hashes, judged, work)
+    slides, rejects = _process(job, job.root, rows, hashes, networks, work)
     write_scores(job.out, slides)
     slides, refused = _judge(slides)
     failures = [
-        Reject(f"{slide.look.row.slide_id}:{x}_{y}", f"tile {UNDECODABLE}", error)
+        Reject(f"{slide.look.row.slide_id}:{x}_{y}", f"tile {_why(error)}", error)
         for slide in slides
         for x, y, error in slide.failures
     ]
@@ -102,14 +102,22 @@ def _hashes(root: Path, rows: Sequence[SlideRow]) -> list[str]:
     return hashes
 
 
-def _inputs(job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str], judged: str) -> dict[str, str]:
-    """Name -> sha256 of what is read: all slide files together, what the table says, the QC source, the classifier."""
+def _networks(job: SlideJob) -> dict[str, str]:
+    """Name -> sha256 of what judges tiles and finds cells in place of the classical ways. Raises DataError when it is not there."""
+    judge = {"qc": qc_haemorasis.source_sha256(job.qc_source)} if job.qc_source else {}
+    finder = job.cellpose_weights
+    return judge | ({"cellpose": slide_cellpose.weights_sha256(finder)} if finder else {})
+
+
+def _inputs(
+    job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str], networks: Mapping[str, str]
+) -> dict[str, str]:
+    """Name -> sha256 of what is read: all slide files together, what the table says, the networks, the classifier."""
     lines = [f"{row.slide_id}\t{digest}\n" for row, digest in zip(rows, hashes, strict=True)]
     listed = canonical_json([dataclasses.asdict(row) | {"path": ""} for row in rows])
     inputs = {"slides": hashlib.sha256("".join(lines).encode()).hexdigest()}
     inputs["table"] = hashlib.sha256(listed.encode()).hexdigest()
-    inputs |= {"qc": judged} if judged else {}
-    return inputs | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
+    return {**inputs, **networks} | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
 
 
 def _up_to_date(out: Path, key: str) -> Outcome | None:
@@ -118,7 +126,12 @@ def _up_to_date(out: Path, key: str) -> Outcome | None:
 
 
 def _process(
-    job: SlideJob, root: Path, rows: Sequence[SlideRow], hashes: Sequence[str], judged: str, work: Path
+    job: SlideJob,
+    root: Path,
+    rows: Sequence[SlideRow],
+    hashes: Sequence[str],
+    networks: Mapping[str, str],
+    work: Path,
 ) -> tuple[list[Done], list[Reject]]:
     """All slides through all their bands, in the order of the rows whatever the workers' order."""
     looks: dict[int, Look] = {}
@@ -131,7 +144,7 @@ def _process(
             rejects.append(_died(rows[number], seen) if isinstance(seen, Quarantined) else seen)
     slides = [Done(looks[n], Grid(*looks[n].size, job.grid_offset), {}) for n in sorted(looks)]
     bands = [(slide, number) for slide in slides for number in range(slide.grid.bands)]
-    code = code_sha256() + judged
+    code = code_sha256() + "".join(networks.values())
     keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in zip(rows, hashes, strict=True)}
     jobs = [
         BandUnit(
@@ -142,6 +155,7 @@ def _process(
             work / f"{keys[slide.look.row.slide_id]}.{number:05d}",
             job.threshold,
             job.qc_source,
+            job.cellpose_weights,
         )
         for slide, number in bands
     ]
@@ -176,11 +190,17 @@ def _judge(slides: Sequence[Done]) -> tuple[list[Done], list[Reject]]:
     return kept, rejects
 
 
+def _why(error: str) -> str:
+    return NOT_SEGMENTED if error == slide_cellpose.FAILED else UNDECODABLE
+
+
 def _verdict(slide: Done) -> tuple[str, str] | None:
     """(reason, sentence) why a slide is not used, or None."""
     tiles, bad = slide.tiles, len(slide.failures)
     if bad > BAD_TILES * (len(tiles) + bad):
-        return UNDECODABLE, f"{bad} of {len(tiles) + bad} tiles do not decode ({slide.failures[0][2]}): copy it again"
+        error = slide.failures[0][2]
+        advice = "copy it again" if _why(error) == UNDECODABLE else "run it again"
+        return _why(error), f"{bad} of {len(tiles) + bad} tiles failed ({error}): {advice}"
     reasons = Counter(tile.reason for tile in tiles if tile.reason)
     shown = [tile for tile in tiles if tile.reason != qc.BLANK]
     stained = sum(1 - tile.parts["background"] for tile in shown)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_prep import crops, io, qc, qc_haemorasis, slide_cells
+from data_prep import crops, io, qc, qc_haemorasis, slide_cellpose, slide_cells
 from data_prep.datasets import CELL_FEATURES, cell_record
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.schema import Box, Cell, DataError
@@ -28,6 +28,7 @@ from data_prep.tiling import Grid, TilePixels, read_block, sample_pictures
 
 NATIVE_SCALE = (0.14, 0.36)  # um/px of what scanners call 40x and more; the tiles are native pixels, never resampled
 UNDECODABLE = "does not decode"
+NOT_SEGMENTED = "was not segmented"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class BandUnit:
     stem: Path
     threshold: float
     qc_source: Path | None = None  # of `qc_haemorasis`; None = the classical score decides
+    cellpose_weights: Path | None = None  # None = the classical finder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,12 +127,17 @@ def band(unit: BandUnit) -> BandReport:
     cells: list[Cell] = []
     cut = 0
     score = qc_haemorasis.scorer(unit.qc_source, unit.look.row.slide_id) if unit.qc_source else None
+    find = slide_cellpose.CellposeFinder(unit.cellpose_weights) if unit.cellpose_weights else slide_cells.white_cells
     with open_slide(unit.root / unit.look.row.path) as slide:
         for pixels in _tiles(slide, unit):
             if pixels.error:
                 failures.append((pixels.tile.left, pixels.tile.top, pixels.error))
                 continue
-            tile, patch, found, cut_here = do_tile(pixels, unit.look, unit.threshold, score)
+            try:
+                tile, patch, found, cut_here = do_tile(pixels, unit.look, unit.threshold, score, find)
+            except DataError as error:
+                failures.append((pixels.tile.left, pixels.tile.top, str(error)))
+                continue
             tiles.append(tile)
             patches += [patch] if patch else []
             cells += found
@@ -152,7 +159,11 @@ def _tiles(slide: Slide, unit: BandUnit) -> Iterator[TilePixels]:
 
 
 def do_tile(
-    pixels: TilePixels, look: Look, threshold: float, score: qc_haemorasis.Score | None = None
+    pixels: TilePixels,
+    look: Look,
+    threshold: float,
+    score: qc_haemorasis.Score | None = None,
+    find: slide_cells.Finder = slide_cells.white_cells,
 ) -> tuple[Tile, Patch | None, list[Cell], int]:
     """Scores one tile and, if it is kept, finds its cells: (fate, patch, cells, cells cut by the slide's edge).
 
@@ -181,7 +192,7 @@ def do_tile(
     id = patch_id(look.row.slide_id, tile.left, tile.top)
     cells: list[Cell] = []
     cut = 0
-    for found in slide_cells.white_cells(pixels.rgb, density, stain, mpp, core):
+    for found in find(pixels.rgb, density, stain, mpp, core):
         box = _moved(found.box, pixels.area.left, pixels.area.top)
         if _is_cut(box, look.size):
             cut += 1

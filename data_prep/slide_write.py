@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from data_prep import differential, io, qc, qc_haemorasis, slide_table, subtype
+from data_prep import differential, io, qc, qc_haemorasis, slide_cellpose, slide_table, subtype
 from data_prep.datasets import CELL_FEATURES, cell_record
 from data_prep.files import atomic_write, canonical_json
 from data_prep.pipeline import unit_cells
@@ -45,12 +45,14 @@ class SlideJob:
     shard: str = ""  # "i/n": only the bands of every n-th slide, without the datasets
     beam: str = ""
     qc_source: Path | None = None  # of `qc_haemorasis`; None = the classical score decides
+    cellpose_weights: Path | None = None  # None = the classical finder
 
     def config(self) -> dict[str, Any]:
         """What decides the content: no path, no number of workers."""
         names = ("source", "seed", "threshold", "min_confidence", "grid_offset")
         qc_name = {"qc": qc_haemorasis.NAME} if self.qc_source else {}
-        return {name: getattr(self, name) for name in names} | {"side": SIDE} | qc_name
+        finder = {"cells": slide_cellpose.NAME} if self.cellpose_weights else {}
+        return {name: getattr(self, name) for name in names} | {"side": SIDE} | qc_name | finder
 
 
 @dataclasses.dataclass(slots=True)
