@@ -52,11 +52,10 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """A picture at MPP with its stain and density; annotated boxes by kind, in its pixels."""
+    """A picture at MPP, the same halved; annotated boxes by kind, in its pixels."""
 
     rgb: np.ndarray
-    stain: slide_cells.Stain
-    density: np.ndarray
+    half: slide_cells.Halved
     boxes: dict[str, list[Box]]
 
 
@@ -73,8 +72,7 @@ def load_field(path: Path, factor: float, boxes: dict[str, list[Box]]) -> Field:
     with Image.open(path) as image:
         size = (round(image.width * factor), round(image.height * factor))
         rgb = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
-    stain = slide_cells.measure_stain([rgb])
-    return Field(rgb, stain, slide_cells.half_density(slide_cells.half_size(rgb), stain), boxes)
+    return Field(rgb, slide_cells.halve(rgb, slide_cells.measure_stain([rgb])), boxes)
 
 
 def bccd_fields(root: Path, part: str) -> Iterator[Field]:
@@ -120,7 +118,7 @@ def white_cells(root: Path, show: Path | None = None) -> list[Score]:
         right = truth = found = 0
         for field in bccd_fields(root, part):
             whole = Box(0, 0, field.rgb.shape[1], field.rgb.shape[0])
-            cells = slide_cells.white_cells(field.rgb, field.density, field.stain, MPP, whole)
+            cells = slide_cells.white_cells(field.rgb, field.half, MPP, whole)
             annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
             hits = matches(annotated, boxes)
             if part == "test" and not hits == len(annotated) == len(boxes):
@@ -156,7 +154,7 @@ def red_cells(root: Path) -> list[Score]:
     """BCCD boxes that hold a found centre; Chula points with one near."""
     right = truth = 0
     for field in bccd_fields(root, "test"):
-        centres = slide_cells.red_cells(field.density, field.stain, MPP).centres
+        centres = slide_cells.red_cells(field.half, MPP).centres
         for box in field.boxes.get("RBC", []):
             truth += 1
             right += any(box.left <= x <= box.right and box.top <= y <= box.bottom for x, y in centres)
@@ -166,7 +164,7 @@ def red_cells(root: Path) -> list[Score]:
     right = truth = 0
     for path in progress(labels, len(labels), "chula"):
         field = load_field(folder / "Dataset" / f"{path.stem}.jpg", CHULA, {})
-        centres = slide_cells.red_cells(field.density, field.stain, MPP).centres
+        centres = slide_cells.red_cells(field.half, MPP).centres
         for line in path.read_text().splitlines():
             if line.strip():
                 x, y = (CHULA * float(word) for word in line.split()[:2])
@@ -185,10 +183,10 @@ def nuclei(root: Path) -> list[str]:
         if not picture.is_file():
             continue
         field = load_field(picture, BCCD, {})
-        size = (field.density.shape[1], field.density.shape[0])
+        size = (field.half.nuclear.shape[1], field.half.nuclear.shape[0])
         with Image.open(path) as mask:
             nucleus = np.asarray(mask.convert("L").point(lambda v: 255 * (v > 205)).resize(size)) > 127
-        stained = slide_cells.nuclear_mask(field.density, field.stain)
+        stained = field.half.nuclear
         if nucleus.any():
             values.append((nucleus & stained).sum() / (nucleus | stained).sum())
     if not values:

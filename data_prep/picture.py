@@ -244,7 +244,9 @@ def _field(name: str, rgb: np.ndarray, prepare: Preparation, scale: Scale, class
     row = SlideRow(path=name, slide_id="field")
     stain = slide_cells.measure_stain([small])
     look = slide_units.Look(row, size, Scale(scale.mpp * factor, scale.source), stain, {})
-    fate, patch, cells, cut = slide_units.do_tile(TilePixels(whole, whole, small), look, qc.THRESHOLD)
+    fate, patch, cells, cut = slide_units.do_tile(
+        TilePixels(whole, whole, small), slide_cells.halve(small, stain), look, qc.THRESHOLD
+    )
     if patch is None:
         raise DataError(
             f"{name} fails quality control: {fate.reason} (score {fate.score:.2f}, {qc.THRESHOLD} is needed)"

@@ -11,9 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-from scipy import ndimage
 
-from data_prep.slide_cells import Stain, nuclear_mask
+from data_prep.slide_cells import Halved, grow, shrink
 
 THRESHOLD = 0.5
 BACKGROUND_DENSITY = 0.1
@@ -45,21 +44,20 @@ class Quality:
     parts: Mapping[str, float]
 
 
-def classical(grey: np.ndarray, density: np.ndarray, stain: Stain, red_cells: int, mpp: float) -> Quality:
+def classical(half: Halved, red_cells: int, mpp: float) -> Quality:
     """Quality of one tile.
 
     Args:
-        grey: float32[h, w] mean of the channels at half resolution.
-        density: float32[h, w, 3] optical density at half resolution (`slide_cells.half_density`).
+        half: the tile without its halo.
         red_cells: how many red cells lie in the tile.
     """
-    area = grey.size * (2 * mpp) ** 2
+    area = half.grey.size * (2 * mpp) ** 2
     measured = {
-        "focus": focus(grey, density, stain),
-        "light": float(grey.mean()),
+        "focus": focus(half),
+        "light": float(half.grey.mean()),
         "red cells": red_cells * TILE_UM2 / area,
-        "background": float((density.sum(-1) < BACKGROUND_DENSITY).mean()),
-        "nuclear stain": float(nuclear_mask(density, stain).mean()),
+        "background": float((half.total < BACKGROUND_DENSITY).mean()),
+        "nuclear stain": float(half.nuclear.mean()),
     }
     scores = {name: float(np.clip((measured[name] - bad) / (good - bad), 0, 1)) for name, (bad, good) in PARTS.items()}
     worst = min(PARTS, key=lambda name: scores[name])
@@ -81,15 +79,16 @@ def decided_by(name: str, score: float | None, classical: Quality) -> Quality:
     return Quality(score, f"poor by {name}", {**parts, name: score})
 
 
-def focus(grey: np.ndarray, density: np.ndarray, stain: Stain) -> float:
+def focus(half: Halved) -> float:
     """Steepness of the red cells' edges per step from background to cell, at half resolution; 0 without edges.
 
     Independent of how many cells there are and of their stain: sharp fields have 0.43-0.63, the same blurred by 2.5 px
     0.26-0.41, by 4 px 0.20-0.31.
     """
-    cells = density.sum(-1) > stain.cell
-    nuclei = ndimage.binary_dilation(nuclear_mask(density, stain), iterations=4)
-    edge = (ndimage.binary_dilation(cells) ^ ndimage.binary_erosion(cells)) & ~nuclei
+    grey = half.grey
+    cells = half.total > half.stain.cell
+    nuclei = grow(half.nuclear, 4)
+    edge = (grow(cells) ^ shrink(cells)) & ~nuclei
     edge[[0, -1]] = edge[:, [0, -1]] = False
     plain, red = grey[~cells & ~nuclei], grey[cells & ~nuclei]
     if min(edge.sum(), plain.size, red.size) < 100:

@@ -20,7 +20,7 @@ from scipy import ndimage
 from data_prep import slide_cells
 from data_prep.files import sha256_file
 from data_prep.schema import Box, DataError
-from data_prep.slide_cells import FoundCell, Stain
+from data_prep.slide_cells import FoundCell, Halved
 
 NAME = "cellpose"
 FAILED = "Cellpose returned no label image"
@@ -78,21 +78,20 @@ class CellposeFinder:
 
     weights: Path
 
-    def __call__(self, rgb: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[FoundCell]:
-        if not slide_cells.candidates_near(density, stain, mpp, core):
+    def __call__(self, rgb: np.ndarray, half: Halved, mpp: float, core: Box) -> list[FoundCell]:
+        if not slide_cells.candidates_near(half, mpp, core):
             return []
-        return with_nucleus(instances(load(self.weights), rgb), density, stain, mpp, core)
+        return with_nucleus(instances(load(self.weights), rgb), half, mpp, core)
 
 
-def with_nucleus(labels: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[FoundCell]:
+def with_nucleus(labels: np.ndarray, half: Halved, mpp: float, core: Box) -> list[FoundCell]:
     """The instances of int32[h, w] whose centre lies in `core`, of a white cell's size and with as much nuclear stain as
     the smallest white cell's nucleus has, largest nucleus first.
 
-    density: `half_density` of the same picture.
+    half: the same picture, halved.
     """
-    half = labels[::2, ::2][: density.shape[0], : density.shape[1]]
-    stained = slide_cells.nuclear_mask(density, stain)
-    counts = np.bincount(half[stained[: half.shape[0], : half.shape[1]]], minlength=labels.max() + 1)
+    height, width = half.nuclear.shape
+    counts = np.bincount(labels[: 2 * height : 2, : 2 * width : 2][half.nuclear], minlength=labels.max() + 1)
     found = []
     for number, place in enumerate(ndimage.find_objects(labels), 1):
         if place is None:

@@ -47,8 +47,28 @@ class FoundCell:
     nucleus_um2: float
 
 
-# (rgb with halo, its half_density, stain, mpp, core) -> the white cells of core, boxes in pixels of rgb
-Finder = Callable[[np.ndarray, np.ndarray, Stain, float, Box], list[FoundCell]]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Halved:
+    """A picture at half its resolution, as the slide's stain reads it.
+
+    grey: float32[h, w] mean of the channels, total: float32[h, w] optical density of all three, nuclear: bool[h, w]
+    where the stain is a nucleus's.
+    """
+
+    grey: np.ndarray
+    total: np.ndarray
+    nuclear: np.ndarray
+    stain: Stain
+
+    def part(self, box: Box) -> Halved:
+        """What lies in `box`, in pixels of the whole picture; its left and upper edge are even."""
+        place = np.s_[box.top // 2 : box.bottom // 2, box.left // 2 : box.right // 2]
+        # Copies: a view's mean is summed in another order than the same pixels read alone.
+        return Halved(self.grey[place].copy(), self.total[place].copy(), self.nuclear[place].copy(), self.stain)
+
+
+# (rgb with halo, the same halved, mpp, core) -> the white cells of core, boxes in pixels of rgb
+Finder = Callable[[np.ndarray, Halved, float, Box], list[FoundCell]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,68 +111,72 @@ def _contrast(density: np.ndarray) -> np.ndarray:
     return density[..., 1] + 0.5 * density[..., 0] - density[..., 2]
 
 
-def nuclear_mask(density: np.ndarray, stain: Stain) -> np.ndarray:
-    """bool[h, w] where the stain is nuclear."""
-    return _contrast(density) > stain.nuclear
-
-
-def half_size(rgb: np.ndarray) -> np.ndarray:
-    """uint8[h/2, w/2, 3] rounded means of 2 x 2 pixels."""
+def halve(rgb: np.ndarray, stain: Stain) -> Halved:
+    """uint8[h, w, 3] at half resolution, means of 2 x 2 pixels rounded; density is against the slide's background."""
     h, w = rgb.shape[0] // 2 * 2, rgb.shape[1] // 2 * 2
-    return np.asarray(Image.fromarray(rgb[:h, :w]).reduce(2))
-
-
-def half_density(small: np.ndarray, stain: Stain) -> np.ndarray:
-    """float32[h, w, 3] optical density of a `half_size` picture against the slide's background."""
+    small = np.asarray(Image.fromarray(rgb[:h, :w]).reduce(2))
     levels = np.arange(256, dtype=np.float32)
-    density = np.empty(small.shape, np.float32)
-    for channel, background in enumerate(stain.background):
-        table = np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32)
-        density[..., channel] = table[small[..., channel]]
-    return density
+    red, green, blue = (
+        np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32)[small[..., channel]]
+        for channel, background in enumerate(stain.background)
+    )
+    nuclear = green + 0.5 * red - blue > stain.nuclear  # `_contrast`
+    return Halved(small.mean(-1, dtype=np.float32), red + green + blue, nuclear, stain)
 
 
-def candidates(density: np.ndarray, stain: Stain, mpp: float) -> list[tuple[float, float, float]]:
-    """(x, y, nucleus um2) of stained bodies that may be nuclei, in full-resolution pixels; from `half_density`."""
+def grow(mask: np.ndarray, times: int = 1) -> np.ndarray:
+    """Dilation of bool[h, w] by a cross, as scipy's binary_dilation, which takes forty times as long."""
+    for _ in range(times):
+        grown = mask.copy()
+        grown[1:] |= mask[:-1]
+        grown[:-1] |= mask[1:]
+        grown[:, 1:] |= mask[:, :-1]
+        grown[:, :-1] |= mask[:, 1:]
+        mask = grown
+    return mask
+
+
+def shrink(mask: np.ndarray) -> np.ndarray:
+    """Erosion of bool[h, w] by a cross, as scipy's binary_erosion: the outermost pixels go."""
+    shrunk = np.zeros_like(mask)
+    inner = mask[1:-1, 1:-1]
+    shrunk[1:-1, 1:-1] = inner & mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:]
+    return shrunk
+
+
+def candidates_near(half: Halved, mpp: float, core: Box) -> list[tuple[float, float, float]]:
+    """(x, y, nucleus um2) of stained bodies that may be nuclei of cells of `core`, in full-resolution pixels, largest
+    first."""
     pixel = 2 * mpp  # um
-    stained = ndimage.binary_opening(nuclear_mask(density, stain))
+    stained = grow(shrink(half.nuclear))
     if not stained.any():
         return []
-    groups = label(ndimage.binary_dilation(stained, iterations=max(1, round(LOBE_GAP_UM / pixel / 2)))) * stained
+    groups = label(grow(stained, max(1, round(LOBE_GAP_UM / pixel / 2)))) * stained
     areas = np.bincount(groups.ravel()) * pixel**2
     low, high = NUCLEUS_AREA_UM2
-    wanted = [k for k in range(1, len(areas)) if low <= areas[k] <= high]
-    boxes = ndimage.find_objects(groups)
-    found = []
-    for k in wanted:
-        rows, columns = boxes[k - 1]
-        middle = (columns.start + columns.stop), (rows.start + rows.stop)  # halves cancel: centre at full resolution
-        found.append((float(middle[0]), float(middle[1]), float(areas[k])))
-    return found
-
-
-def candidates_near(density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[tuple[float, float, float]]:
-    """The `candidates` that may belong to a cell of `core`, largest nucleus first."""
     reach = REACH_UM / mpp
-    near = [
-        (x, y, area)
-        for x, y, area in candidates(density, stain, mpp)
-        if core.left - reach <= x < core.right + reach and core.top - reach <= y < core.bottom + reach
-    ]
-    return sorted(near, key=lambda c: (-c[2], c[1], c[0]))
+    found = []
+    for k, place in enumerate(ndimage.find_objects(groups), 1):
+        if place is None or not low <= areas[k] <= high:
+            continue
+        rows, columns = place
+        x, y = float(columns.start + columns.stop), float(rows.start + rows.stop)  # halves cancel: at full resolution
+        if core.left - reach <= x < core.right + reach and core.top - reach <= y < core.bottom + reach:
+            found.append((x, y, float(areas[k])))
+    return sorted(found, key=lambda c: (-c[2], c[1], c[0]))
 
 
-def white_cells(rgb: np.ndarray, density: np.ndarray, stain: Stain, mpp: float, core: Box) -> list[FoundCell]:
+def white_cells(rgb: np.ndarray, half: Halved, mpp: float, core: Box) -> list[FoundCell]:
     """The white cells whose centre lies in `core`; boxes in pixels of `rgb`.
 
     Args:
         rgb: uint8[h, w, 3], the tile with its halo.
-        density: its `half_density`.
+        half: the same, halved.
     """
-    half = 2 * round(WINDOW_UM / mpp / 2)
+    window = 2 * round(WINDOW_UM / mpp / 2)
     found: list[FoundCell] = []
-    for x, y, area in candidates_near(density, stain, mpp, core):
-        box = _outline(rgb, round(x), round(y), half)
+    for x, y, area in candidates_near(half, mpp, core):
+        box = _outline(rgb, round(x), round(y), window)
         if box is None or not CELL_SIDE_UM[0] <= max(box.width, box.height) * mpp <= CELL_SIDE_UM[1]:
             continue
         if not any(_same(box, other.box) for other in found):
@@ -183,19 +207,16 @@ def owns(core: Box, box: Box) -> bool:
     return 2 * core.left <= x < 2 * core.right and 2 * core.top <= y < 2 * core.bottom
 
 
-def red_cells(density: np.ndarray, stain: Stain, mpp: float) -> RedCells:
-    """Red cells of a picture from its `half_density`: blobs of their size, touching ones apart."""
+def red_cells(half: Halved, mpp: float) -> RedCells:
+    """Red cells of a picture: blobs of their size, touching ones apart."""
     pixel = 4 * mpp  # a quarter of the resolution is enough for bodies of 7 um
-    h, w = density.shape[0] // 2, density.shape[1] // 2
-    masks = np.stack([density.sum(-1) > stain.cell, nuclear_mask(density, stain)])[:, : 2 * h, : 2 * w]
-    quarters = masks.reshape(2, h, 2, w, 2).sum((2, 4))
-    cells, nuclei = quarters[0] >= 2, quarters[1] >= 2
+    cells, nuclei = (_mostly(mask) for mask in (half.total > half.stain.cell, half.nuclear))
     holes, count = ndimage.label(~cells)
     if count:
         small = np.bincount(holes.ravel()) * pixel**2 < 0.45 * np.pi / 4 * RED_DIAMETER_UM**2  # pale centres
         small[0] = False
         cells |= small[holes]
-    cells &= ~ndimage.binary_dilation(nuclei, iterations=max(1, round(2.5 / pixel)))
+    cells &= ~grow(nuclei, max(1, round(2.5 / pixel)))
     radius = RED_DIAMETER_UM / 2 / pixel
     scale = 0.6 * radius
     blobs = -ndimage.gaussian_laplace(cells.astype(np.float32), scale) * scale**2
@@ -205,6 +226,13 @@ def red_cells(density: np.ndarray, stain: Stain, mpp: float) -> RedCells:
     if not whole.any():
         return RedCells(np.zeros((0, 2)), float("nan"))
     return RedCells(peaks[whole, ::-1] * 4.0 + 2, round(2 * float(np.median(depth[whole])) * pixel, 3))
+
+
+def _mostly(mask: np.ndarray) -> np.ndarray:
+    """bool[h/2, w/2] where at least two of 2 x 2 pixels are set."""
+    h, w = mask.shape[0] // 2 * 2, mask.shape[1] // 2 * 2
+    parts = mask[:h, :w].view(np.uint8)
+    return parts[::2, ::2] + parts[1::2, ::2] + parts[::2, 1::2] + parts[1::2, 1::2] >= 2
 
 
 def crop(rgb: np.ndarray, box: Box) -> Image.Image:

@@ -14,7 +14,7 @@ from pathlib import Path
 from data_prep import slide_table
 from data_prep.progress import progress
 from data_prep.schema import stable_hash
-from data_prep.slide_cells import halo
+from data_prep.slide_cells import halo, halve
 from data_prep.slide_units import Look, LookUnit, do_tile, look
 from data_prep.slides import open_slide
 from data_prep.sources import Reject
@@ -109,7 +109,7 @@ def _sample(root: Path, looks: Sequence[Look], threshold: float) -> _Done:
             for pixels in read_block(slide, block, halo(found.scale.mpp)):
                 if pixels.error:
                     continue
-                _, patch, cells, _ = do_tile(pixels, found, threshold)
+                _, patch, cells, _ = do_tile(pixels, halve(pixels.rgb, found.stain), found, threshold)
                 done.tiles += 1
                 done.kept += patch is not None
                 done.cells += len(cells)

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from data_prep import crops, io, qc, qc_haemorasis, slide_cellpose, slide_cells
 from data_prep.datasets import CELL_FEATURES, cell_record
 from data_prep.files import atomic_write, canonical_json, sha256_file
 from data_prep.schema import Box, Cell, DataError
-from data_prep.slide_cells import Stain
+from data_prep.slide_cells import Halved, Stain
 from data_prep.slide_datasets import PATCH_FEATURES, Patch, patch_id, patch_record
 from data_prep.slide_table import SlideRow
 from data_prep.slides import Scale, Slide, open_slide, resolve_scale, slide_facts
@@ -129,12 +128,12 @@ def band(unit: BandUnit) -> BandReport:
     score = qc_haemorasis.scorer(unit.qc_source, unit.look.row.slide_id) if unit.qc_source else None
     find = slide_cellpose.CellposeFinder(unit.cellpose_weights) if unit.cellpose_weights else slide_cells.white_cells
     with open_slide(unit.root / unit.look.row.path) as slide:
-        for pixels in _tiles(slide, unit):
+        for pixels, half in _tiles(slide, unit):
             if pixels.error:
                 failures.append((pixels.tile.left, pixels.tile.top, pixels.error))
                 continue
             try:
-                tile, patch, found, cut_here = do_tile(pixels, unit.look, unit.threshold, score, find)
+                tile, patch, found, cut_here = do_tile(pixels, half, unit.look, unit.threshold, score, find)
             except DataError as error:
                 failures.append((pixels.tile.left, pixels.tile.top, str(error)))
                 continue
@@ -153,13 +152,23 @@ def band(unit: BandUnit) -> BandReport:
     return report
 
 
-def _tiles(slide: Slide, unit: BandUnit) -> Iterator[TilePixels]:
-    for block in unit.grid.blocks(unit.band):
-        yield from read_block(slide, block, slide_cells.halo(unit.look.scale.mpp))
+def _tiles(slide: Slide, unit: BandUnit) -> Iterator[tuple[TilePixels, Halved]]:
+    """Tiles, and the same halved: once a block, for their halos are most of what tiles see."""
+    stain = unit.look.stain
+    for tiles in unit.grid.blocks(unit.band):
+        shared: Halved | None = None
+        for pixels in read_block(slide, tiles, slide_cells.halo(unit.look.scale.mpp)):
+            if pixels.block is None:
+                yield pixels, slide_cells.halve(pixels.rgb, stain)
+                continue
+            rgb, area = pixels.block
+            shared = shared or slide_cells.halve(rgb, stain)
+            yield pixels, shared.part(_moved(pixels.area, -area.left, -area.top))
 
 
 def do_tile(
     pixels: TilePixels,
+    half: Halved,
     look: Look,
     threshold: float,
     score: qc_haemorasis.Score | None = None,
@@ -167,14 +176,13 @@ def do_tile(
 ) -> tuple[Tile, Patch | None, list[Cell], int]:
     """Scores one tile and, if it is kept, finds its cells: (fate, patch, cells, cells cut by the slide's edge).
 
-    With `score` it decides in place of the classical score, which is kept beside it; blank tiles are not shown to it.
+    half: the pixels halved. `score` decides in place of the classical score, which is kept beside it; blank tiles are
+    not shown to it.
     """
-    tile, core, mpp, stain = pixels.tile, pixels.core, look.scale.mpp, look.stain
-    small = slide_cells.half_size(pixels.rgb)
-    density = slide_cells.half_density(small, stain)
-    inner = np.s_[core.top // 2 : core.bottom // 2, core.left // 2 : core.right // 2]
-    red = slide_cells.red_cells(density[inner], stain, mpp)
-    quality = qc.classical(small[inner].mean(-1, dtype=np.float32), density[inner], stain, len(red.centres), mpp)
+    tile, core, mpp = pixels.tile, pixels.core, look.scale.mpp
+    inner = half.part(core)
+    red = slide_cells.red_cells(inner, mpp)
+    quality = qc.classical(inner, len(red.centres), mpp)
     picture = pixels.rgb[core.top : core.bottom, core.left : core.right]
     if score and quality.reason != qc.BLANK:
         quality = qc.decided_by(qc_haemorasis.NAME, score(tile, picture), quality)
@@ -192,7 +200,7 @@ def do_tile(
     id = patch_id(look.row.slide_id, tile.left, tile.top)
     cells: list[Cell] = []
     cut = 0
-    for found in find(pixels.rgb, density, stain, mpp, core):
+    for found in find(pixels.rgb, half, mpp, core):
         box = _moved(found.box, pixels.area.left, pixels.area.top)
         if _is_cut(box, look.size):
             cut += 1

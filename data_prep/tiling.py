@@ -63,12 +63,14 @@ class Grid:
 @dataclasses.dataclass(frozen=True, slots=True)
 class TilePixels:
     """A tile with its halo: `rgb` uint8[h, w, 3] covers `area` of the slide (cut at the slide's edge), `core` is the
-    tile in pixels of `rgb`. `error` says why there are no pixels."""
+    tile in pixels of `rgb`. `error` says why there are no pixels. `block`: pixels and area of the read that it is cut
+    from, which its neighbours share."""
 
     tile: Box
     area: Box
     rgb: np.ndarray
     error: str = ""
+    block: tuple[np.ndarray, Box] | None = None
 
     @property
     def core(self) -> Box:
@@ -99,7 +101,8 @@ def read_block(slide: Slide, tiles: list[Box], halo: int) -> Iterator[TilePixels
     for tile in tiles:
         area = around(tile, halo, slide.size)
         top, left = area.top - block.top, area.left - block.left
-        yield TilePixels(tile, area, pixels[top : top + area.height, left : left + area.width])
+        part = pixels[top : top + area.height, left : left + area.width]
+        yield TilePixels(tile, area, part, block=(pixels, block))
 
 
 def _read_alone(slide: Slide, tile: Box, halo: int) -> TilePixels:

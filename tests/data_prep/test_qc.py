@@ -21,10 +21,8 @@ FIELDS = (  # field and the factor that brings its red cells to about 30 px, the
 
 def quality(tile: np.ndarray, stain: slide_cells.Stain | None = None) -> qc.Quality:
     stain = stain or slide_cells.measure_stain([tile])
-    small = slide_cells.half_size(tile)
-    density = slide_cells.half_density(small, stain)
-    red = slide_cells.red_cells(density, stain, MPP)
-    return qc.classical(small.mean(-1, dtype=np.float32), density, stain, len(red.centres), MPP)
+    half = slide_cells.halve(tile, stain)
+    return qc.classical(half, len(slide_cells.red_cells(half, MPP).centres), MPP)
 
 
 @pytest.fixture(scope="module", params=FIELDS, ids=lambda field: str(field[0]))

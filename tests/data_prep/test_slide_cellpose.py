@@ -50,17 +50,16 @@ class Known:
         return (labels,)
 
 
-def seen(picture: np.ndarray) -> tuple[np.ndarray, slide_cells.Stain, Box]:
-    stain = slide_cells.measure_stain([picture])
-    density = slide_cells.half_density(slide_cells.half_size(picture), stain)
-    return density, stain, Box(0, 0, picture.shape[1], picture.shape[0])
+def seen(picture: np.ndarray) -> tuple[slide_cells.Halved, Box]:
+    half = slide_cells.halve(picture, slide_cells.measure_stain([picture]))
+    return half, Box(0, 0, picture.shape[1], picture.shape[0])
 
 
 def test_instances_with_a_nucleus_are_the_white_cells(smear: tuple[np.ndarray, list[PlacedCell]]) -> None:
     picture, cells = smear
-    density, stain, core = seen(picture)
+    half, core = seen(picture)
     labels = slide_cellpose.instances(Known(cells), picture)
-    found = slide_cellpose.with_nucleus(labels, density, stain, MPP, core)
+    found = slide_cellpose.with_nucleus(labels, half, MPP, core)
     whole = [cell.box for cell in cells if cell.box.left > 0 and cell.box.top > 0]
     assert len(found) == len(cells) == len(LABELS)
     for box in whole:
@@ -69,19 +68,19 @@ def test_instances_with_a_nucleus_are_the_white_cells(smear: tuple[np.ndarray, l
 
 def test_an_instance_belongs_to_the_tile_of_its_centre(smear: tuple[np.ndarray, list[PlacedCell]]) -> None:
     picture, cells = smear
-    density, stain, core = seen(picture)
+    half, core = seen(picture)
     labels = slide_cellpose.instances(Known(cells), picture)
     middle = (cells[0].box.left + cells[0].box.right) // 2
     halves = [Box(0, 0, middle, core.bottom), Box(middle, 0, core.right, core.bottom)]
-    parts = [slide_cellpose.with_nucleus(labels, density, stain, MPP, half) for half in halves]
-    assert sum(map(len, parts)) == len(slide_cellpose.with_nucleus(labels, density, stain, MPP, core))
+    parts = [slide_cellpose.with_nucleus(labels, half, MPP, part) for part in halves]
+    assert sum(map(len, parts)) == len(slide_cellpose.with_nucleus(labels, half, MPP, core))
 
 
 def test_a_picture_without_nuclei_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slide_cellpose, "load", lambda weights: pytest.fail("the network was asked"))
     picture, _, _ = draw_smear(640, 640, (), np.random.default_rng(3))
-    density, stain, core = seen(picture)
-    assert slide_cellpose.CellposeFinder(Path("w"))(picture, density, stain, MPP, core) == []
+    half, core = seen(picture)
+    assert slide_cellpose.CellposeFinder(Path("w"))(picture, half, MPP, core) == []
 
 
 def test_what_does_not_fit_is_asked_in_smaller_parts() -> None:
@@ -114,8 +113,7 @@ class ByStain:
         if self.silent > 0:
             self.silent -= 1
             return (None,)
-        density, stain, _ = seen(x)
-        cells = ndimage.binary_dilation(slide_cells.nuclear_mask(density, stain), iterations=8)
+        cells = slide_cells.grow(seen(x)[0].nuclear, 8)
         labels, _ = ndimage.label(cells)
         return (np.pad(labels.repeat(2, 0).repeat(2, 1), ((0, x.shape[0] % 2), (0, x.shape[1] % 2))),)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from data_prep import evaluate, slide_cells
 from data_prep.evaluate import overlap
@@ -24,9 +25,8 @@ def found_in(picture: np.ndarray, offset: int) -> list[Box]:
         for tile in (tile for block in grid.blocks(band) for tile in block):
             area = around(tile, HALO, (picture.shape[1], picture.shape[0]))
             rgb = picture[area.top : area.bottom, area.left : area.right]
-            density = slide_cells.half_density(slide_cells.half_size(rgb), stain)
             core = Box(*(a - b for a, b in zip(tile_edges(tile), (area.left, area.top) * 2, strict=True)))
-            for cell in slide_cells.white_cells(rgb, density, stain, MPP, core):
+            for cell in slide_cells.white_cells(rgb, slide_cells.halve(rgb, stain), MPP, core):
                 box = cell.box
                 boxes.append(
                     Box(box.left + area.left, box.top + area.top, box.right + area.left, box.bottom + area.top)
@@ -74,8 +74,7 @@ def test_red_cells_of_a_drawn_field_are_counted() -> None:
         picture[np.hypot(x - a, y - b) < 15] = (200, 150, 150)
         picture[np.hypot(x - a, y - b) < 5] = (230, 222, 222)
     stain = slide_cells.measure_stain([picture])
-    density = slide_cells.half_density(slide_cells.half_size(picture), stain)
-    red = slide_cells.red_cells(density, stain, 0.25)
+    red = slide_cells.red_cells(slide_cells.halve(picture, stain), 0.25)
     assert len(red.centres) == 36
     assert max(min(np.hypot(a - u, b - v) for u, v in red.centres) for a, b in centres) < 6
     assert red.diameter_um == pytest.approx(7.5, rel=0.15)
@@ -86,3 +85,21 @@ def test_white_cells_of_real_fields(shared: Path) -> None:
     """BCCD's lists at IoU 0.5; the bounds were chosen on the train list."""
     for score in evaluate.white_cells(shared / "data"):
         assert score.right / score.truth >= 0.94 and score.right / score.found >= 0.90, score.line()
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (40, 61), (64, 64)])
+def test_growing_and_shrinking_are_scipys(shape: tuple[int, int]) -> None:
+    mask = np.random.default_rng(1).random(shape) < 0.6
+    for times in (1, 3):
+        assert np.array_equal(slide_cells.grow(mask, times), ndimage.binary_dilation(mask, iterations=times))
+    assert np.array_equal(slide_cells.shrink(mask), ndimage.binary_erosion(mask))
+
+
+def test_a_part_of_a_halved_picture_is_the_part_halved(smear: tuple[np.ndarray, list[PlacedCell]]) -> None:
+    picture, _ = smear
+    stain, box = slide_cells.measure_stain([picture]), Box(100, 64, 741, 600)
+    part = slide_cells.halve(picture, stain).part(box)
+    alone = slide_cells.halve(picture[box.top : box.bottom, box.left : box.right], stain)
+    for name in ("grey", "total", "nuclear"):
+        assert np.array_equal(getattr(part, name), getattr(alone, name))
+    assert part.grey.mean() == alone.grey.mean()
