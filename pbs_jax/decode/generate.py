@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from pbs_jax.decode.sampling import Sampling, choose
-from pbs_jax.models.decoder import Decoder, KVCache, init_cache
+from pbs_jax.models.decoder import Decoder, KVCache, init_cache, merge_apart
 from pbs_jax.models.pbs_vl import insert_visual, rope_positions
 
 BUCKET = 32  # prompt lengths are padded up to a multiple of this
@@ -60,7 +60,7 @@ def read_prefix(
 def _read_prefix(
     graph: nnx.GraphDef[Decoder], params: Any, ids: jax.Array, positions: jax.Array, visual: Any, *, slot_id: int
 ) -> KVCache:
-    model = nnx.merge(graph, params)
+    model, layers = merge_apart(graph, params)
     images, length = 1 if visual is None else visual.shape[0], ids.shape[1]
     tokens = jnp.broadcast_to(ids, (images, length))
     embeds = model.embed(tokens)
@@ -68,7 +68,8 @@ def _read_prefix(
         embeds = insert_visual(embeds, tokens, visual, slot_id)
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (images, length, length))
     where = jnp.broadcast_to(positions, (3, images, length))
-    _, cache = model(embeds, where, mask, init_cache(model.config, images, length), 0)
+    empty = init_cache(model.config, images, length, apart=layers is not None)
+    _, cache = model(embeds, where, mask, empty, 0, layers)
     return cache
 
 
@@ -95,22 +96,29 @@ def decode(
     numbers, keys: of `sampling.choose` (None: greedy, no penalty); the penalty is over all prompt and generated ids.
     prefix: ids int32[P], cache [layers, I, P, K, hd] and int32[B], the image of each row, which tokens then go on from.
     """
-    model = nnx.merge(graph, params)
+    model, layers = merge_apart(graph, params)
     batch, length = tokens.shape
     past = 0 if prefix is None else prefix[0].shape[0]
     total = past + length + max_new
     embeds = model.embed(tokens)
     if visual is not None:
         embeds = insert_visual(embeds, tokens, visual, slot_id)
-    cache = init_cache(model.config, batch, total)
+    cache = init_cache(model.config, batch, total, apart=layers is not None)
     if prefix is not None:
-        cache = {name: cache[name].at[:, :, :past].set(prefix[1][name][:, prefix[2]]) for name in cache}
+        owners = prefix[2]
+        if layers is None:
+            cache = {name: cache[name].at[:, :, :past].set(prefix[1][name][:, owners]) for name in cache}
+        else:
+            cache = {
+                name: tuple(a.at[:, :past].set(b[owners]) for a, b in zip(cache[name], prefix[1][name], strict=True))
+                for name in cache
+            }
     key = jnp.arange(total)
     visible = jnp.concatenate([jnp.ones((batch, past), bool), mask, jnp.zeros((batch, max_new), bool)], axis=1)
     query = past + jnp.arange(length)[:, None]
     # A padding row sees itself: softmax stays finite.
     prefill = visible[:, None, :] & (key <= query) | (key == query)
-    hidden, cache = model(embeds, positions, prefill, cache, past)
+    hidden, cache = model(embeds, positions, prefill, cache, past, layers)
     first = model.logits(hidden[:, -1]).astype(jnp.float32)
     rows = jnp.arange(batch)
     seen = jnp.zeros(first.shape, bool).at[rows[:, None], tokens].max(mask)
@@ -128,7 +136,7 @@ def decode(
         at = past + length + step - 1
         where = jnp.broadcast_to(after + step - 1, (3, batch))[:, :, None]
         shown = (visible | ((key >= past + length) & (key <= at)))[:, None, :]
-        hidden, cache = model(model.embed(last[:, None]), where, shown, cache, at)
+        hidden, cache = model(model.embed(last[:, None]), where, shown, cache, at, layers)
         new = choose(model.logits(hidden[:, -1]).astype(jnp.float32), seen, numbers, keys, step)
         new = jnp.where(done, last, new)
         seen = seen.at[rows, new].set(True)

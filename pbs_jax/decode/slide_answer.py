@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
-from pbs_jax.decode.answer import Answerer
+from pbs_jax.decode.answer import Answerer, to_answer
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
@@ -81,6 +81,7 @@ def load_slide_answerer(
     with within(mesh):
         params = handover.load(workdir, VISUAL_TREES, whole)
         params |= handover.load_recorded(workdir, facts, "language_model", whole, {"language_model": DECODER_RULES})
+    params["language_model"] = to_answer(params["language_model"], mesh)
     graphs = {
         "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),

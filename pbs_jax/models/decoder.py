@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from pbs_jax.models.layers import (
 )
 from pbs_jax.sharding.mesh import BATCH, constrain
 
-KVCache = dict[str, jax.Array]  # k, v: [layers, B, S, K, hd]
+KVCache = dict[str, Any]  # k, v: [layers, B, S, K, hd], or a tuple of the layers' [B, S, K, hd]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +111,10 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """hidden [..., D] -> float32 logits [..., V]."""
+        if self.lm_head is None and hidden.size == self.config.dim:
+            # One row: with the embedding transposed, XLA reads it column by column on a CPU, six times as long.
+            kernel, row = self.embedding[...].astype(hidden.dtype), hidden.reshape(-1)
+            return jnp.dot(kernel, row, preferred_element_type=jnp.float32).reshape(*hidden.shape[:-1], -1)
         kernel = self.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
         logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
         if self.lm_head is None or self.lm_head.scale is None:
@@ -123,13 +128,14 @@ class Decoder(nnx.Module):
         mask: jax.Array,
         cache: KVCache | None = None,
         cache_index: jax.Array | int | None = None,
+        layers: Sequence[DecoderLayer] | None = None,
     ) -> tuple[jax.Array, KVCache | None]:
         """Hidden states [B, T, D] after the last norm, and the updated cache.
 
         embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.
         Without a cache S = T, and the mask hides at least what comes later. With one, the T new keys and values are written
         at `cache_index` (one index for all rows, so pad prompts on the left) and S is the cache's length; the mask must
-        hide the slots not yet written.
+        hide the slots not yet written. layers: of `merge_apart`, in place of the stacked ones; the cache is then a tuple too.
         """
         config = self.config
         cos, sin = rotary_tables(positions, config)
@@ -142,12 +148,7 @@ class Decoder(nnx.Module):
             k = rotate(split_heads(layer.k(h), config.kv_heads), cos, sin)
             v = split_heads(layer.v(h), config.kv_heads)
             if cache is not None:
-                # The cache is carried whole and updated in place; as a scanned input it would be copied every step.
-                at = (index, 0, start, 0, 0)
-                cache = {
-                    name: jax.lax.dynamic_update_slice(cache[name], new[None].astype(cache[name].dtype), at)
-                    for name, new in (("k", k), ("v", v))
-                }
+                cache = {name: _written(cache[name], new, index, start) for name, new in (("k", k), ("v", v))}
                 k, v = cache["k"][index].astype(x.dtype), cache["v"][index].astype(x.dtype)
             attend = attention if cache is not None else causal_attention
             x = x + layer.o(merge_heads(attend(q, k, v, mask)))
@@ -156,16 +157,49 @@ class Decoder(nnx.Module):
             return (constrain(x, BATCH), cache), None
 
         carry = (embeds.astype(config.dtype), cache)
-        (x, cache), _ = scan_layers(
-            self.layers, body, carry, jnp.arange(config.layers), remat=config.remat, unroll=config.layers <= 4
-        )
+        if layers is not None:
+            for index, layer in enumerate(layers):
+                carry, _ = body(layer, carry, index)
+        else:
+            numbers, few = jnp.arange(config.layers), config.layers <= 4
+            carry, _ = scan_layers(self.layers, body, carry, numbers, remat=config.remat, unroll=few)
+        x, cache = carry
         return self.norm(x), cache
 
 
-def init_cache(config: DecoderConfig, batch: int, length: int, dtype: str | None = None) -> KVCache:
-    """Empty cache for `length` tokens: k, v zeros [layers, B, length, K, hd], in the compute dtype unless given."""
-    shape = (config.layers, batch, length, config.kv_heads, config.head_dim)
-    return {name: jnp.zeros(shape, dtype or config.dtype) for name in ("k", "v")}
+def init_cache(config: DecoderConfig, batch: int, length: int, *, apart: bool = False) -> KVCache:
+    """Empty cache for `length` tokens in the compute dtype: k, v zeros [layers, B, length, K, hd]; `apart`: a tuple of the
+    layers' instead."""
+    shape = (batch, length, config.kv_heads, config.head_dim)
+    if not apart:
+        return {name: jnp.zeros((config.layers, *shape), config.dtype) for name in ("k", "v")}
+    return {name: tuple(jnp.zeros(shape, config.dtype) for _ in range(config.layers)) for name in ("k", "v")}
+
+
+def layers_apart(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The same parameters with the layers' as a tuple of trees. On a CPU, a scan over stacked layers copies each one's
+    weights at every step; a TPU reads them where they lie, and compiles a scan in a fraction of the time."""
+    stacked = params["layers"]
+    count = len(jax.tree.leaves(stacked)[0])
+    return {**params, "layers": tuple(jax.tree.map(lambda leaf, k=k: leaf[k], stacked) for k in range(count))}
+
+
+def merge_apart(graph: nnx.GraphDef[Decoder], params: Any) -> tuple[Any, list[DecoderLayer] | None]:
+    """The decoder, and its layers when they are apart (`layers_apart`), to be called with them."""
+    if not isinstance(params["layers"], tuple):
+        return nnx.merge(graph, params), None
+    model = nnx.merge(graph, {**params, "layers": params["layers"][0]})
+    one = nnx.graphdef(model.layers)
+    return model, [nnx.merge(one, tree) for tree in params["layers"]]
+
+
+def _written(cache: Any, new: jax.Array, index: Any, start: Any) -> Any:
+    """The cache of keys or values with a layer's new ones [B, T, K, hd] at `start`."""
+    if isinstance(cache, tuple):
+        layer = jax.lax.dynamic_update_slice(cache[index], new.astype(cache[index].dtype), (0, start, 0, 0))
+        return (*cache[:index], layer, *cache[index + 1 :])
+    # Carried whole and updated in place; as a scanned input it would be copied every step.
+    return jax.lax.dynamic_update_slice(cache, new[None].astype(cache.dtype), (index, 0, start, 0, 0))
 
 
 def rotary_tables(positions: jax.Array, config: DecoderConfig) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ from data_prep.prompts import IMAGE_PAD, SLOT_LENGTH, branch_texts
 from data_prep.schema import QA, DataError, shown_options
 from data_prep.tokens import Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.bench.records import load_questions
-from pbs_jax.decode.answer import MAX_NEW
+from pbs_jax.decode.answer import MAX_NEW, to_answer
 from pbs_jax.decode.batching import batch_rows
 from pbs_jax.decode.generate import generate, left_pad, read_prefix
 from pbs_jax.models.decoder import Decoder
@@ -43,7 +43,7 @@ def report(workdir: Path, data: Path, images: int, rounds: int) -> str:
     torch.set_grad_enabled(False)
     peer = LlamaForCausalLM.from_pretrained(workdir / "hf", dtype="float32").eval()
     graph = definition(lambda rngs: Decoder(get_size("small").decoder, rngs=rngs))
-    params = jax.device_put(handover.load(workdir, ["language_model"])["language_model"])
+    params = to_answer(handover.load(workdir, ["language_model"])["language_model"], None)
     tokenizer = load_tokenizer(workdir / "hf")
     released = load_questions(data / "pbsbench", "test").items
     prompts = [prompt_tokens(tokenizer, qa, shown_options(qa)) for qa in released[:16]]

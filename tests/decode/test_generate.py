@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pbs_jax.decode.generate import generate
-from pbs_jax.models.decoder import Decoder, DecoderConfig
+from pbs_jax.decode.generate import generate, read_prefix
+from pbs_jax.models.decoder import Decoder, DecoderConfig, layers_apart
 from pbs_jax.models.pbs_vl import rope_positions
 
 PAD, SLOT, STOP = 0, 1, 2
@@ -72,3 +72,28 @@ def test_any_of_several_stop_ids_ends_a_row(model):
     free = answers(model, [row], visual)[0]
     second = free[3]
     assert answers(model, [row], visual, stop_ids=(STOP, second))[0] == free[: free.index(second)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_layers_apart_answer_as_stacked_ones(model, shared):
+    graph, state = nnx.split(model)
+    params, rows = nnx.to_pure_dict(state), prompts()
+    visual = jax.random.normal(jax.random.key(2), (2, 8, 192))
+    found = []
+    for tree in (params, layers_apart(params)):
+        owners = [0, 1, 1, 0, 1, 0]
+        prefix = read_prefix(graph, tree, [3, *[SLOT] * 8], visual, SLOT) if shared else None
+        options = {"prefix": prefix, "owners": owners} if shared else {}
+        asked = [row[9:] for row in rows] if shared else rows
+        own = None if shared else visual[jnp.asarray(owners)]
+        found.append(
+            generate(graph, tree, asked, own, pad_id=PAD, slot_id=SLOT, stop_ids=(STOP,), max_new=12, **options)
+        )
+    assert found[0][0] == found[1][0] and any(found[0][0])
+    np.testing.assert_allclose(found[1][1], found[0][1], atol=1e-5)
+
+
+def test_one_rows_logits_are_those_of_many(model):
+    hidden = jax.random.normal(jax.random.key(4), (3, 192))
+    alone = jnp.concatenate([model.logits(row) for row in hidden[:, None]])
+    np.testing.assert_allclose(alone, model.logits(hidden), atol=1e-5)
