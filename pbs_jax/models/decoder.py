@@ -21,6 +21,7 @@ from pbs_jax.models.layers import (
     attention,
     causal_attention,
     merge_heads,
+    one_query_attention,
     scan_layers,
     split_heads,
     stack,
@@ -151,6 +152,7 @@ class Decoder(nnx.Module):
                 cache = {name: _written(cache[name], new, index, start) for name, new in (("k", k), ("v", v))}
                 k, v = cache["k"][index].astype(x.dtype), cache["v"][index].astype(x.dtype)
             attend = attention if cache is not None else causal_attention
+            attend = one_query_attention if layers is not None and q.shape[1] == 1 else attend
             x = x + layer.o(merge_heads(attend(q, k, v, mask)))
             h = layer.post_norm(x)
             x = x + layer.down(jax.nn.silu(layer.gate(h)) * layer.up(h))

@@ -123,6 +123,17 @@ def attention(
     return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, -1).astype(q.dtype)
 
 
+def one_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """`attention` of a single query, q [B, 1, H, hd] and mask bool[B, 1, S] that shows something: as sums of products, which
+    a CPU fuses into one pass over keys and values where it would multiply many tiny matrices."""
+    batch, _, heads, width = q.shape
+    grouped = q.reshape(batch, 1, k.shape[2], -1, width).astype(jnp.float32)
+    logits = (grouped * k[:, :, :, None]).sum(-1) * width**-0.5  # [B, S, K, G]
+    logits = jnp.where(mask[:, 0, :, None, None], logits, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(logits, axis=1)[..., None]
+    return (weights * v[:, :, :, None]).sum(1).reshape(batch, 1, heads, width).astype(q.dtype)
+
+
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """`attention` where mask [B, T, T] hides all that comes later: long rows are cut into blocks of queries, so that
     neither the work nor the logits of what is hidden anyway are there."""

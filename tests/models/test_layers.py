@@ -10,7 +10,7 @@ from flax import nnx
 
 from data_prep.schema import DataError
 from pbs_jax.models.decoder import Decoder, DecoderConfig, KVCache, init_cache
-from pbs_jax.models.layers import attention, dropout
+from pbs_jax.models.layers import attention, dropout, one_query_attention
 from pbs_jax.models.pbs_vl import check_slots, insert_visual, rope_positions
 from pbs_jax.models.vit import ViT, ViTConfig
 from tests.models.golden import compiled, fresh, run
@@ -122,3 +122,12 @@ def test_rope_positions_equal_hugging_face(images: int, side: str) -> None:
     # Transformers 5 leaves 0 at padding, 4.53 (the official code's) wrote 1: nothing reads them.
     real = mask.astype(bool)
     assert np.array_equal(rope_positions(ids, mask, PAD)[:, real], expected.numpy()[:, real])
+
+
+def test_one_querys_attention_is_attention() -> None:
+    q, k, v = (
+        jax.random.normal(jax.random.key(n), (2, length, heads, 8))
+        for n, length, heads in ((0, 1, 6), (1, 9, 2), (2, 9, 2))
+    )
+    mask = jnp.arange(9) < jnp.asarray([[[4]], [[9]]])
+    np.testing.assert_allclose(one_query_attention(q, k, v, mask), attention(q, k, v, mask), atol=1e-6)
