@@ -51,7 +51,7 @@ def _report(pictures: Sequence[Path], folder: Path, rounds: int) -> str:
         for held in (False, True):
             name = f"ours, features {tokens} x {dim}, {'memory' if held else 'shards'}"
             sides[name], sizes[name] = our_features(len(files), tokens, dim, folder, held), 2 * tokens * dim
-    found = alternate(sides, rounds)
+    found = alternate(sides, rounds, twice=True)
     best = max(rate["wall"] for name, rate in found.items() if name.startswith("torch"))
     alone = found["torch DataLoader, 0 workers"]["cpu"]
     lines = [f"input of {len(files)} cells, batches of {BATCH}, {rounds} alternating rounds, medians:"]
