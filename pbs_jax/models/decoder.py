@@ -210,7 +210,7 @@ def rotary_tables(positions: jax.Array, config: DecoderConfig) -> tuple[jax.Arra
     With M-RoPE, frequency j turns with the position of its section's axis (t, h or w).
     """
     half = config.head_dim // 2
-    frequencies = config.rope_theta ** -(np.arange(half, dtype=np.float32) / half)
+    frequencies = (config.rope_theta ** -(np.arange(half) / half)).astype(np.float32)  # powers in float64
     if positions.ndim == 3:
         sections = config.mrope_section or (half, 0, 0)
         axis = np.repeat(np.arange(3), sections)
