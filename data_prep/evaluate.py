@@ -45,8 +45,7 @@ class Score:
     found: int
 
     def line(self) -> str:
-        low, high = wilson(self.right, self.truth)
-        text = f"{self.name}: recall {self.right / max(self.truth, 1):.3f} ({low:.3f}-{high:.3f}, n {self.truth})"
+        text = f"{self.name}: recall {_rate(self.right, self.truth)}"
         return text + (f", precision {self.right / self.found:.3f} (n {self.found})" if self.found else "")
 
 
@@ -231,8 +230,12 @@ def subtype_lines(truth: np.ndarray, chosen: np.ndarray, confidence: np.ndarray)
 
 
 def _share(right: np.ndarray) -> str:
-    low, high = wilson(int(right.sum()), len(right))
-    return f"{right.mean() if len(right) else float('nan'):.3f} ({low:.3f}-{high:.3f}, n {len(right)})"
+    return _rate(int(right.sum()), len(right))
+
+
+def _rate(right: int, n: int) -> str:
+    low, high = wilson(right, n)
+    return f"{right / max(n, 1):.3f} ({low:.3f}-{high:.3f}, n {n})"
 
 
 def differential(job: Path, truth: Path | None) -> list[str]:

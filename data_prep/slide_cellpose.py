@@ -27,6 +27,10 @@ FAILED = "Cellpose returned no label image"
 GPU_BATCH = 8  # windows of 256 px at once; halved until they fit
 
 
+class NotSegmentedError(DataError):
+    """The network gave no label image of a tile."""
+
+
 class Segmenter(Protocol):
     """What is used of `cellpose.models.CellposeModel`."""
 
@@ -57,7 +61,7 @@ def load(weights: Path) -> Segmenter:
 
 
 def instances(segmenter: Segmenter, rgb: np.ndarray) -> np.ndarray:
-    """int32[h, w] of uint8[h, w, 3]: 0 = no cell. Raises DataError when the network gives no label image."""
+    """int32[h, w] of uint8[h, w, 3]: 0 = no cell. Raises NotSegmentedError when the network gives no label image."""
     batch = GPU_BATCH if segmenter.gpu else 1
     while True:
         try:
@@ -68,7 +72,7 @@ def instances(segmenter: Segmenter, rgb: np.ndarray) -> np.ndarray:
                 raise
             batch //= 2
     if labels is None or np.shape(labels) != rgb.shape[:2]:
-        raise DataError(FAILED)
+        raise NotSegmentedError(FAILED)
     return np.asarray(labels, np.int32)
 
 

@@ -95,7 +95,7 @@ def measure_stain(samples: Sequence[np.ndarray]) -> Stain:
     stained = total > 0.2
     if stained.sum() < 200:
         return Stain(_rgb(background), CONTRAST_BOUNDS[0], 0.15)
-    contrast = _contrast(density[stained])
+    contrast = _contrast(*density[stained].T)
     middle = float(np.median(contrast))
     spread = 1.4826 * float(np.median(np.abs(contrast - middle)))
     nuclear = float(np.clip(middle + 4 * spread + 0.05, *CONTRAST_BOUNDS))
@@ -106,9 +106,9 @@ def _rgb(colour: np.ndarray) -> tuple[float, float, float]:
     return (round(float(colour[0]), 3), round(float(colour[1]), 3), round(float(colour[2]), 3))
 
 
-def _contrast(density: np.ndarray) -> np.ndarray:
+def _contrast(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> np.ndarray:
     """Nuclear stain absorbs green and red, hardly blue (as in `segment`)."""
-    return density[..., 1] + 0.5 * density[..., 0] - density[..., 2]
+    return green + 0.5 * red - blue
 
 
 def halve(rgb: np.ndarray, stain: Stain) -> Halved:
@@ -120,7 +120,7 @@ def halve(rgb: np.ndarray, stain: Stain) -> Halved:
         np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32)[small[..., channel]]
         for channel, background in enumerate(stain.background)
     )
-    nuclear = green + 0.5 * red - blue > stain.nuclear  # `_contrast`
+    nuclear = _contrast(red, green, blue) > stain.nuclear
     return Halved(small.mean(-1, dtype=np.float32), red + green + blue, nuclear, stain)
 
 

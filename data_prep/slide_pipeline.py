@@ -22,7 +22,7 @@ from data_prep.pipeline import Outcome, code_sha256, finished
 from data_prep.progress import progress
 from data_prep.schema import SCHEMA_VERSION, DataError
 from data_prep.slide_table import SlideRow
-from data_prep.slide_units import NOT_SEGMENTED, UNDECODABLE, BandUnit, Look, LookUnit, band, look
+from data_prep.slide_units import UNDECODABLE, BandUnit, Look, LookUnit, band, look, why_failed
 from data_prep.slide_write import DATASETS, NO_TILES, Done, SlideJob, write_datasets, write_scores
 from data_prep.sources import Reject
 from data_prep.tiling import Grid
@@ -59,7 +59,7 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
     write_scores(job.out, slides)
     slides, refused = _judge(slides)
     failures = [
-        Reject(f"{slide.look.row.slide_id}:{x}_{y}", f"tile {_why(error)}", error)
+        Reject(f"{slide.look.row.slide_id}:{x}_{y}", f"tile {why_failed(error)}", error)
         for slide in slides
         for x, y, error in slide.failures
     ]
@@ -190,17 +190,14 @@ def _judge(slides: Sequence[Done]) -> tuple[list[Done], list[Reject]]:
     return kept, rejects
 
 
-def _why(error: str) -> str:
-    return NOT_SEGMENTED if error == slide_cellpose.FAILED else UNDECODABLE
-
-
 def _verdict(slide: Done) -> tuple[str, str] | None:
     """(reason, sentence) why a slide is not used, or None."""
     tiles, bad = slide.tiles, len(slide.failures)
     if bad > BAD_TILES * (len(tiles) + bad):
         error = slide.failures[0][2]
-        advice = "copy it again" if _why(error) == UNDECODABLE else "run it again"
-        return _why(error), f"{bad} of {len(tiles) + bad} tiles failed ({error}): {advice}"
+        why = why_failed(error)
+        advice = "copy it again" if why == UNDECODABLE else "check --cellpose-weights"
+        return why, f"{bad} of {len(tiles) + bad} tiles failed ({error}): {advice}"
     reasons = Counter(tile.reason for tile in tiles if tile.reason)
     shown = [tile for tile in tiles if tile.reason != qc.BLANK]
     stained = sum(1 - tile.parts["background"] for tile in shown)

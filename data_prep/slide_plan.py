@@ -14,11 +14,10 @@ from pathlib import Path
 from data_prep import slide_table
 from data_prep.progress import progress
 from data_prep.schema import stable_hash
-from data_prep.slide_cells import halo, halve
-from data_prep.slide_units import Look, LookUnit, do_tile, look
+from data_prep.slide_units import Look, LookUnit, block_tiles, do_tile, look
 from data_prep.slides import open_slide
 from data_prep.sources import Reject
-from data_prep.tiling import Grid, read_block
+from data_prep.tiling import Grid
 
 LOOKS = 8  # slides opened for the estimate; the others are taken to be like them, by their file size
 BLOCKS = 6  # blocks of tiles done in all
@@ -106,10 +105,10 @@ def _sample(root: Path, looks: Sequence[Look], threshold: float) -> _Done:
         block = blocks[(2 * k + 1) * len(blocks) // (2 * BLOCKS)] if len(blocks) >= BLOCKS else blocks[k % len(blocks)]
         began = time.process_time()
         with open_slide(root / found.row.path) as slide:
-            for pixels in read_block(slide, block, halo(found.scale.mpp)):
+            for pixels, half in block_tiles(slide, block, found):
                 if pixels.error:
                     continue
-                _, patch, cells, _ = do_tile(pixels, halve(pixels.rgb, found.stain), found, threshold)
+                _, patch, cells, _ = do_tile(pixels, half, found, threshold)
                 done.tiles += 1
                 done.kept += patch is not None
                 done.cells += len(cells)

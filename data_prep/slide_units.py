@@ -134,7 +134,7 @@ def band(unit: BandUnit) -> BandReport:
                 continue
             try:
                 tile, patch, found, cut_here = do_tile(pixels, half, unit.look, unit.threshold, score, find)
-            except DataError as error:
+            except slide_cellpose.NotSegmentedError as error:
                 failures.append((pixels.tile.left, pixels.tile.top, str(error)))
                 continue
             tiles.append(tile)
@@ -153,17 +153,25 @@ def band(unit: BandUnit) -> BandReport:
 
 
 def _tiles(slide: Slide, unit: BandUnit) -> Iterator[tuple[TilePixels, Halved]]:
-    """Tiles, and the same halved: once a block, for their halos are most of what tiles see."""
-    stain = unit.look.stain
     for tiles in unit.grid.blocks(unit.band):
-        shared: Halved | None = None
-        for pixels in read_block(slide, tiles, slide_cells.halo(unit.look.scale.mpp)):
-            if pixels.block is None:
-                yield pixels, slide_cells.halve(pixels.rgb, stain)
-                continue
-            rgb, area = pixels.block
-            shared = shared or slide_cells.halve(rgb, stain)
-            yield pixels, shared.part(_moved(pixels.area, -area.left, -area.top))
+        yield from block_tiles(slide, tiles, unit.look)
+
+
+def block_tiles(slide: Slide, tiles: list[Box], look: Look) -> Iterator[tuple[TilePixels, Halved]]:
+    """The tiles of a block, and the same halved: all at once, for their halos are most of what tiles see."""
+    shared: Halved | None = None
+    for pixels in read_block(slide, tiles, slide_cells.halo(look.scale.mpp)):
+        if pixels.block is None:
+            yield pixels, slide_cells.halve(pixels.rgb, look.stain)
+            continue
+        rgb, area = pixels.block
+        shared = shared or slide_cells.halve(rgb, look.stain)
+        yield pixels, shared.part(_moved(pixels.area, -area.left, -area.top))
+
+
+def why_failed(error: str) -> str:
+    """The reason, in a word or two, of one of a band's `failures`."""
+    return NOT_SEGMENTED if error == slide_cellpose.FAILED else UNDECODABLE
 
 
 def do_tile(

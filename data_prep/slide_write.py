@@ -19,7 +19,7 @@ from data_prep.progress import progress
 from data_prep.schema import OTHERS, Cell
 from data_prep.slide_datasets import PATCH_FEATURES, SLIDE_FEATURES, Slide, slide_record
 from data_prep.slide_table import SlideRow
-from data_prep.slide_units import UNDECODABLE, BandReport, Look, Tile
+from data_prep.slide_units import BandReport, Look, Tile, why_failed
 from data_prep.sources import Reject
 from data_prep.tiling import SIDE, Grid
 
@@ -111,7 +111,7 @@ def write_datasets(
         return [f"slides: {len(rows)} in = 0 kept + {_counts(lost)}", f"{NO_TILES}: nothing was written"]
     tile_rejects = Counter(tile.reason for slide in slides for tile in slide.tiles if tile.reason)
     tile_rejects["partial, at the slide's edge"] += sum(slide.grid.partial for slide in slides)
-    tile_rejects[UNDECODABLE] += sum(len(slide.failures) for slide in slides)
+    tile_rejects.update(why_failed(error) for slide in slides for *_, error in slide.failures)
     tiles_in = sum(slide.grid.tiles + slide.grid.partial for slide in slides)
     patches_id = io.finalise(
         job.out,

@@ -191,20 +191,35 @@ def load_answerer(
     size = get_size(facts["size"], tokenizer)
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     size = in_float32(size) if exact else size
-    mesh = answering_mesh(size.decoder.kv_heads, devices)
-    whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
-    with within(mesh):
-        params = handover.load(workdir, ["qformer", "projector"], whole)
-        for name in ("language_model", "backbone"):
-            params |= handover.load_recorded(workdir, facts, name, whole, {"language_model": DECODER_RULES})
+    params, mesh = load_trees(
+        workdir, facts, ("qformer", "projector"), ("language_model", "backbone"), size.decoder.kv_heads, devices
+    )
     graphs = {
         "backbone": definition(lambda rngs: ViT(size.vit, rngs=rngs)),
         "qformer": definition(lambda rngs: QFormer(size.qformer, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs)),
         "language_model": definition(lambda rngs: Decoder(size.decoder, rngs=rngs)),
     }
-    params["language_model"] = to_answer(params["language_model"], mesh)
     return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size, mesh)
+
+
+def load_trees(
+    workdir: str | Path,
+    facts: dict[str, Any],
+    own: Sequence[str],
+    recorded: Sequence[str],
+    kv_heads: int,
+    devices: Sequence[jax.Device] | None,
+) -> tuple[dict[str, Any], Mesh | None]:
+    """The phase's `own` trees and the `recorded` ones that its facts name, laid out for answering, and the mesh they lie on."""
+    mesh = answering_mesh(kv_heads, devices)
+    whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    with within(mesh):
+        params = handover.load(workdir, own, whole)
+        for name in recorded:
+            params |= handover.load_recorded(workdir, facts, name, whole, {"language_model": DECODER_RULES})
+    params["language_model"] = to_answer(params["language_model"], mesh)
+    return params, mesh
 
 
 def to_answer(language_model: Any, mesh: Mesh | None) -> Any:

@@ -105,14 +105,10 @@ def decode(
         embeds = insert_visual(embeds, tokens, visual, slot_id)
     cache = init_cache(model.config, batch, total, apart=layers is not None)
     if prefix is not None:
-        owners = prefix[2]
-        if layers is None:
-            cache = {name: cache[name].at[:, :, :past].set(prefix[1][name][:, owners]) for name in cache}
-        else:
-            cache = {
-                name: tuple(a.at[:, :past].set(b[owners]) for a, b in zip(cache[name], prefix[1][name], strict=True))
-                for name in cache
-            }
+        # `...` is the layer axis of a stacked cache, and nothing of layers apart.
+        cache = jax.tree.map(
+            lambda own, read: own.at[..., :past, :, :].set(read.take(prefix[2], axis=-4)), cache, prefix[1]
+        )
     key = jnp.arange(total)
     visible = jnp.concatenate([jnp.ones((batch, past), bool), mask, jnp.zeros((batch, max_new), bool)], axis=1)
     query = past + jnp.arange(length)[:, None]

@@ -12,17 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
-from pbs_jax.decode.answer import Answerer, to_answer
+from pbs_jax.decode.answer import Answerer, load_trees
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
 from pbs_jax.models.sizes import get_size, in_float32
-from pbs_jax.sharding.mesh import answering_mesh, within
-from pbs_jax.sharding.rules import DECODER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
@@ -76,12 +73,7 @@ def load_slide_answerer(
     size = get_size(facts["size"], tokenizer)
     size = in_float32(size) if exact else size
     shape = size.slide_perceiver(facts["features"]["dim"])
-    mesh = answering_mesh(size.decoder.kv_heads, devices)
-    whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
-    with within(mesh):
-        params = handover.load(workdir, VISUAL_TREES, whole)
-        params |= handover.load_recorded(workdir, facts, "language_model", whole, {"language_model": DECODER_RULES})
-    params["language_model"] = to_answer(params["language_model"], mesh)
+    params, mesh = load_trees(workdir, facts, VISUAL_TREES, ("language_model",), size.decoder.kv_heads, devices)
     graphs = {
         "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),

@@ -61,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
         cell = _compile(config, args, topology)
         print(describe(cell), flush=True)
         if args.json:
+            more = {"bound_s": cell.bound_s, "mfu": cell.mfu, "int8": config.int8}
             with args.json.open("a") as file:
-                file.write(json.dumps(_line(cell) | {"int8": config.int8}) + "\n")
+                file.write(json.dumps(dataclasses.asdict(cell) | more) + "\n")
         if cell.fits:
             fitting.append(topology)
             if args.smallest:
@@ -112,10 +113,6 @@ def describe(cell: Any) -> str:
     if cell.step == "features":
         lines.append(f"  353 slides x 2,048 patches: at least {feature_hours(cell.per_step / cell.bound_s):.2f} h")
     return "\n".join(lines)
-
-
-def _line(cell: Any) -> dict[str, Any]:
-    return dataclasses.asdict(cell) | {"bound_s": cell.bound_s, "mfu": cell.mfu}
 
 
 def table(cells: list[dict[str, Any]]) -> str:
