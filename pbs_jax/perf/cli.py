@@ -33,11 +33,13 @@ def add_parser(subparsers: Any) -> None:
     step = commands.add_parser(
         "step",
         help="questions/s of a training step against PyTorch",
-        description="Questions a second of phase 3 or 4 against PyTorch with Hugging Face's modules in the released code's "
-        "form, alternating runs on this machine, and like for like. Needs the torch extra. Minutes.",
+        description="Questions a second of phase 3 or 4, or cells a second of phase 1 at the paper's shapes, against PyTorch "
+        "with Hugging Face's modules in the released code's form, alternating runs on this machine, and like for like. "
+        "Needs the torch extra; with a C++ compiler the compiled peer is measured too. Minutes.",
     )
-    step.add_argument("--phase", type=int, choices=(3, 4), default=3)
-    step.add_argument("--size", default="small", choices=("nano", "small"))
+    step.add_argument("--phase", type=int, choices=(1, 3, 4), default=3)
+    step.add_argument("--size", choices=("nano", "small", "7b"), help="default: small, and 7b in phase 1")
+    step.add_argument("--cells", type=int, default=8, metavar="N", help="of a step of phase 1")
     step.add_argument("--images_per_row", type=int, default=2, metavar="N")
     step.add_argument("--patches", type=int, default=512, metavar="N", help="of a slide, in phase 4")
     step.add_argument("--rounds", type=int, default=5, metavar="N")
@@ -95,9 +97,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_step(args: argparse.Namespace) -> int:
+    if args.phase == 1:
+        from pbs_jax.perf.step_phase1 import report as phase1
+
+        print(phase1(args.size or "7b", args.cells, args.rounds))
+        return 0
     from pbs_jax.perf.step import report
 
-    print(report(args.shared / "data", args.phase, args.size, args.images_per_row, args.rounds, args.patches))
+    print(
+        report(args.shared / "data", args.phase, args.size or "small", args.images_per_row, args.rounds, args.patches)
+    )
     return 0
 
 

@@ -2,14 +2,16 @@
 
 Both sides train the same part (Q-Former or Perceiver, projector, AdamW) through the same frozen language model of the same
 shape with random weights, on the same released questions. Ours: shared-prefix rows, logits at the answers. The peer: one
-question a row, pairs padded to the longer, logits everywhere, as the released code. Like for like: ours in the peer's form.
+question a row, pairs padded to the longer, logits everywhere, as the released code; eager and with `torch.compile`, the
+faster counts. Like for like: ours in the peer's form. Phase 1 is in step_phase1.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ from pbs_jax.perf.flops import released_bins
 from pbs_jax.perf.qwen import SPECIALS, RankTokenizer
 from pbs_jax.perf.timing import alternate
 from pbs_jax.sharding.mesh import make_mesh
+from pbs_jax.train import phase3_cell_qa, phase4_slide_qa
 from pbs_jax.train.abstract import TRAINABLE
 from pbs_jax.train.optimizer import make_optimizer
-from pbs_jax.train.phase import parameters
-from pbs_jax.train.step import init_state, make_step
+from pbs_jax.train.phase import Networks, parameters
+from pbs_jax.train.step import LossFn, init_state, make_step
 
 SPLITS = {3: ("phase3_cell_qa", "cell_val"), 4: ("phase4_slide_qa", "slide_train")}
 SLOT = 0  # id of the visual slot here: ids are those of Qwen's tokenizer folded into the smaller vocabulary
@@ -47,37 +50,41 @@ def report(data: Path, phase: int, size_name: str, images: int, rounds: int, pat
     rows = PackedRows([example | {"visual": np.zeros(shape, np.float32)} for example in bins], images)
     row = rows[len(rows) // 2]
     singles = split_questions([bins[i] for i in rows.plan[len(rows) // 2]])
-    ours = jax_step(config, size, phase, _batch([row], shape, images, phase))
-    alike = jax_step(config, size, phase, _batch(_trimmed(singles[:2]), shape, 1, phase))
-    peer = torch_step(size, phase, singles, shape)
-    sides: dict[str, Callable[[], float]] = {
-        "ours": lambda: ours(len(singles)),
-        "PyTorch": peer,
-        "ours, one question a row": lambda: alike(2),
-    }
-    found = alternate(sides, rounds)
-    lines = [
-        f"phase {phase} training step at size {size_name}, {rounds} alternating rounds, medians (questions a second):"
-    ]
-    for name, rate in found.items():
-        ratio = {kind: rate[kind] / found["PyTorch"][kind] for kind in rate}
-        lines.append(
-            f"  {name:<26} {rate['wall']:.3f} wall ({ratio['wall']:.2f}x PyTorch), {rate['cpu']:.3f} a CPU-second ({ratio['cpu']:.2f}x)"
-        )
-    return "\n".join(lines)
-
-
-def jax_step(config: Any, size: Size, phase: int, batch: dict[str, np.ndarray]) -> Callable[[int], float]:
-    """One training step of the real phase on random weights; the returned function runs it and gives back its argument."""
     if phase == 3:
-        from pbs_jax.train import phase3_cell_qa as phase3
-
-        networks, loss = phase3.networks(size), phase3.make_loss(size, SLOT, "token")
+        networks, loss = phase3_cell_qa.networks(size), phase3_cell_qa.make_loss(size, SLOT, "token")
     else:
-        from pbs_jax.train import phase4_slide_qa as phase4
+        networks = phase4_slide_qa.networks(size, size.qformer.dim)
+        loss = phase4_slide_qa.make_loss(size, size.qformer.dim, SLOT, config)
+    sides = {
+        "ours": jax_step(config, networks, loss, _batch([row], shape, images, phase), len(singles)),
+        "ours, one question a row": jax_step(config, networks, loss, _batch(_trimmed(singles[:2]), shape, 1, phase), 2),
+        "PyTorch": torch_step(size, phase, singles, shape),
+    }
+    if any(map(shutil.which, ("c++", "g++", "clang++"))):
+        sides["PyTorch, compiled"] = torch_step(size, phase, singles, shape, compiled=True)
+    found = alternate(sides, rounds)
+    title = (
+        f"phase {phase} training step at size {size_name}, {rounds} alternating rounds, medians (questions a second):"
+    )
+    peer = max((name for name in found if name.startswith("PyTorch")), key=lambda name: found[name]["wall"])
+    return "\n".join([title, *rates(found, peer)])
 
-        networks = phase4.networks(size, size.qformer.dim)
-        loss = phase4.make_loss(size, size.qformer.dim, SLOT, config)
+
+def rates(found: Mapping[str, Mapping[str, float]], peer: str) -> list[str]:
+    """A line for each measured side, its ratio to `peer`."""
+    lines = []
+    for name, rate in found.items():
+        ratio = {kind: rate[kind] / found[peer][kind] for kind in rate}
+        lines.append(
+            f"  {name:<32}{rate['wall']:>8.3f} wall ({ratio['wall']:.2f}x), {rate['cpu']:.3f} a CPU-second ({ratio['cpu']:.2f}x)"
+        )
+    return [*lines, f"  (1.00x: {peer})"]
+
+
+def jax_step(
+    config: Any, networks: Networks, loss: LossFn, batch: dict[str, np.ndarray], items: int
+) -> Callable[[], float]:
+    """One training step of a real phase on random weights; the returned function runs it and gives back `items`."""
     trees = {name: parameters(make, 0)[1] for name, make in networks.items()}
     trains = TRAINABLE[config.phase]
     mesh = make_mesh(devices=jax.devices()[:1])
@@ -88,16 +95,21 @@ def jax_step(config: Any, size: Size, phase: int, batch: dict[str, np.ndarray]) 
     step = make_step(loss, tx, 0, state)
     holder = [state]
 
-    def run(questions: int) -> float:
+    def run() -> float:
         holder[0], metrics = step(holder[0], frozen, batch)
         metrics["loss"].block_until_ready()
-        return float(questions)
+        return float(items)
 
     return run
 
 
-def torch_step(size: Size, phase: int, singles: Sequence[Example], shape: tuple[int, ...]) -> Callable[[], float]:
-    """Steps over all `singles` in pairs, one question a row, with transformers' Llama and BLIP-2 Q-Former modules."""
+def torch_step(
+    size: Size, phase: int, singles: Sequence[Example], shape: tuple[int, ...], *, compiled: bool = False
+) -> Callable[[], float]:
+    """Steps over all `singles` in pairs, one question a row, with transformers' Llama and BLIP-2 Q-Former modules.
+
+    compiled: the language model, where nearly all the work is, goes through `torch.compile` for rows of any length.
+    """
     import torch
     import transformers
 
@@ -129,6 +141,9 @@ def torch_step(size: Size, phase: int, singles: Sequence[Example], shape: tuple[
     trained = [*reader.parameters(), *projector.parameters(), *([queries] if phase == 3 else [])]
     optimiser = torch.optim.AdamW(trained, lr=5e-5)
     generator = torch.Generator().manual_seed(0)
+    embedding = language_model.get_input_embeddings()
+    if compiled:
+        language_model = torch.compile(language_model, dynamic=True)
     pairs = [_trimmed(singles[i : i + 2]) for i in range(0, len(singles), 2)]
 
     def run() -> float:
@@ -138,7 +153,7 @@ def torch_step(size: Size, phase: int, singles: Sequence[Example], shape: tuple[
             )
             real = torch.tensor(np.stack([row["segments"] for row in pair])) >= 0
             visual = projector(read(torch.randn((len(pair), *shape), generator=generator)))
-            embeds = language_model.get_input_embeddings()(tokens)
+            embeds = embedding(tokens)
             embeds = embeds.masked_scatter(((tokens == SLOT) & real)[..., None], visual)
             logits = language_model(inputs_embeds=embeds, attention_mask=real.long(), use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
