@@ -47,6 +47,11 @@ def add_parser(subparsers: Any) -> None:
     slides.add_argument(
         "--min-confidence", type=float, default=0.0, help="below it a cell is called Others (default 0)"
     )
+    slides.add_argument(
+        "--match-stain",
+        action="store_true",
+        help="name cells with each slide's stain made that of the classifier's cells",
+    )
     slides.add_argument("--grid-offset", type=int, default=0, help="px by which the tile grid is shifted (default 0)")
     run.set_defaults(run=_run)
 

@@ -46,6 +46,9 @@ def add_commands(commands: Any) -> None:
         "--backbone", type=Path, help="subtype: workdir of a finished phase 0a, whose classifier is scored"
     )
     evaluate.add_argument(
+        "--match-stain", action="store_true", help="subtype: with the cells' stain made that of the classifier's own"
+    )
+    evaluate.add_argument(
         "--show", type=Path, metavar="PNG", help="white_cells: the test fields where something is wrong"
     )
     evaluate.set_defaults(run=_evaluate)
@@ -83,5 +86,5 @@ def _report(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from data_prep.evaluate import TASKS, Options
 
-    print("\n".join(TASKS[args.task](args.root, Options(args.truth, args.backbone, args.show))))
+    print("\n".join(TASKS[args.task](args.root, Options(args.truth, args.backbone, args.show, args.match_stain))))
     return OK

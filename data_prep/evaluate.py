@@ -65,6 +65,7 @@ class Options:
     truth: Path | None = None
     backbone: Path | None = None
     show: Path | None = None
+    match_stain: bool = False
 
 
 def load_field(path: Path, factor: float, boxes: dict[str, list[Box]]) -> Field:
@@ -193,9 +194,11 @@ def nuclei(root: Path) -> list[str]:
     return [f"nuclei, BCCD masks: median IoU {np.median(values):.3f}, n {len(values)}"]
 
 
-def subtypes(job: Path, backbone: Path | None) -> list[str]:
+def subtypes(job: Path, backbone: Path | None, match_stain: bool = False) -> list[str]:
     """A phase 0a classifier on the test cells of `job` that have one of the five types: per class, calibration, what it
-    would keep at a confidence, and its confusions. Raises DataError without `backbone` and for a job with no such cell.
+    would keep at a confidence, and its confusions. match_stain: see `subtype.classifier`.
+
+    Raises DataError without `backbone` and for a job with no such cell.
     """
     from data_prep.subtype import classifier  # brings jax
 
@@ -205,7 +208,7 @@ def subtypes(job: Path, backbone: Path | None) -> list[str]:
     if not cells:
         raise DataError(f"{job}/cells has no test cell of {', '.join(WHITE_CELL_CLASSES)}")
     images, labels = zip(*cells, strict=True)
-    named = list(classifier(backbone)(images))
+    named = list(classifier(backbone, match_stain=match_stain)(images, images))
     truth, chosen = np.asarray(labels), np.asarray([name for name, _ in named])
     return subtype_lines(truth, chosen, np.asarray([confidence for _, confidence in named]))
 
@@ -269,6 +272,6 @@ TASKS: dict[str, Callable[[Path, Options], list[str]]] = {
     "white_cells": lambda root, options: [score.line() for score in white_cells(root, options.show)],
     "red_cells": lambda root, _: [score.line() for score in red_cells(root)],
     "nuclei": lambda root, _: nuclei(root),
-    "subtype": lambda root, options: subtypes(root, options.backbone),
+    "subtype": lambda root, options: subtypes(root, options.backbone, options.match_stain),
     "differential": lambda root, options: differential(root, options.truth),
 }

@@ -30,7 +30,7 @@ NO_TILES = "0 usable tiles"
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlideJob:
     """What `pbs data run --source slides` was asked for. `backbone`: workdir of the phase 0a that names the cells;
-    below `min_confidence` a cell is called Others. `grid_offset` shifts the tile grid."""
+    below `min_confidence` a cell is called Others, `match_stain` is of `subtype.classifier`. `grid_offset` shifts the tile grid."""
 
     out: Path
     root: Path | None = None
@@ -46,13 +46,15 @@ class SlideJob:
     beam: str = ""
     qc_source: Path | None = None  # of `qc_haemorasis`; None = the classical score decides
     cellpose_weights: Path | None = None  # None = the classical finder
+    match_stain: bool = False
 
     def config(self) -> dict[str, Any]:
         """What decides the content: no path, no number of workers."""
         names = ("source", "seed", "threshold", "min_confidence", "grid_offset")
         qc_name = {"qc": qc_haemorasis.NAME} if self.qc_source else {}
         finder = {"cells": slide_cellpose.NAME} if self.cellpose_weights else {}
-        return {name: getattr(self, name) for name in names} | {"side": SIDE} | qc_name | finder
+        stain = {"match_stain": True} if self.match_stain else {}
+        return {name: getattr(self, name) for name in names} | {"side": SIDE} | qc_name | finder | stain
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,6 +70,11 @@ class Done:
         return sorted(
             (tile for report in self.reports.values() for tile in report.tiles), key=lambda tile: (tile.y, tile.x)
         )
+
+    def cells(self) -> Iterator[Cell]:
+        """The white cells, band after band, read from their files."""
+        for _, report in sorted(self.reports.items()):
+            yield from unit_cells(report.cells)
 
     @property
     def failures(self) -> list[tuple[int, int, str]]:
@@ -131,7 +138,7 @@ def write_datasets(
             job.out,
             "cells",
             CELL_FEATURES,
-            map(cell_record, _named(job, reports, found, counted)),
+            map(cell_record, _named(job, slides, found, counted)),
             id_feature="cell_id",
             rejected={"cut by the slide's edge": cut} if cut else {},
             records_in=found + cut,
@@ -170,17 +177,22 @@ def _plus(counts: Mapping[str, int]) -> str:
     return "".join(f" + {n} {reason}" for reason, n in sorted(counts.items()))
 
 
-def _named(
-    job: SlideJob, reports: Sequence[BandReport], total: int, counted: Mapping[str, Counter[str]]
-) -> Iterator[Cell]:
-    """The cells of all bands, by name where there is a classifier; fills `counted` (slide id -> class -> n)."""
-    units = [report.cells for report in reports]
-    cells = progress((cell for unit in units for cell in unit_cells(unit)), total, "classes, cells")
+def _named(job: SlideJob, slides: Sequence[Done], total: int, counted: Mapping[str, Counter[str]]) -> Iterator[Cell]:
+    """The cells of all slides, by name where there is a classifier; fills `counted` (slide id -> class -> n)."""
+
+    def images(slide: Done) -> Iterator[bytes]:
+        return (cell.image for cell in slide.cells())
+
+    cells = progress((cell for slide in slides for cell in slide.cells()), total, "classes, cells")
     if job.backbone is None:
         yield from cells
         return
-    classify = subtype.classifier(job.backbone)
-    names = classify(cell.image for unit in units for cell in unit_cells(unit))
+    classify = subtype.classifier(job.backbone, match_stain=job.match_stain)
+    names: Iterator[subtype.Named]
+    if job.match_stain:
+        names = (name for slide in slides for name in classify(images(slide), images(slide)))
+    else:  # whole batches, whatever a slide holds
+        names = classify(image for slide in slides for image in images(slide))
     for cell, (label, confidence) in zip(cells, names, strict=True):
         sure = confidence >= job.min_confidence
         kept = label if sure else OTHERS

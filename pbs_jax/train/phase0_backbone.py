@@ -6,6 +6,7 @@ the train split only. The 7b size has no such phase: DinoBloom is loaded and fro
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 
 from data_prep.io import read_manifest
 from data_prep.schema import ATTRIBUTES, WHITE_CELL_CLASSES
+from data_prep.stain_match import density_of
 from pbs_jax.data.augment import Acquisition, acquire, augment, normalise
 from pbs_jax.data.examples import CellImages, Preloaded
 from pbs_jax.models.heads import ClassifierHead
@@ -74,6 +76,7 @@ def build(config: Any) -> Phase:
         }
 
     manifest = read_manifest(root / "cells")
+    density = density_of(example["image"] for example in train)
     return Phase(
         name="backbone",
         trainable={"backbone": vit, "head": head},
@@ -82,7 +85,12 @@ def build(config: Any) -> Phase:
         loss=loss,
         examples=train,
         evaluate=evaluate,
-        facts={"size": config.size, "datasets": {"cells": manifest["content_id"]}, "trained_on": "train split"},
+        facts={
+            "size": config.size,
+            "datasets": {"cells": manifest["content_id"]},
+            "trained_on": "train split",
+            **({"density": dataclasses.asdict(density)} if density else {}),
+        },
     )
 
 
