@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from pbs_jax.data.examples import decode_image
 from pbs_jax.decode.batching import batch_rows, first_words
 from pbs_jax.decode.generate import GREEDY, Prefix, generate, read_prefix
 from pbs_jax.decode.sampling import Sampling
-from pbs_jax.models.decoder import Decoder, layers_apart
+from pbs_jax.models.decoder import Decoder, DecoderConfig, layers_apart
+from pbs_jax.models.int8 import host_first, int8_kernels
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import backbone_shape, get_size, in_float32
@@ -176,23 +177,28 @@ def _batches(array: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def load_answerer(
-    workdir: str | Path, batch_size: int = 64, exact: bool = False, devices: Sequence[jax.Device] | None = None
+    workdir: str | Path,
+    batch_size: int = 64,
+    exact: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+    int8: bool | None = None,
 ) -> Answerer:
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
 
     exact: compute in float32 at every size. devices: the language model is split over them (default: this process's
-    accelerators, see `answering_mesh`), the rest lies whole on each.
+    accelerators, see `answering_mesh`), the rest lies whole on each. int8: the language model's kernels (default: as the
+    phase was trained).
     """
     content = handover.read(workdir, ("cell_qa",))
     facts = content["facts"]
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
     tokenizer = load_tokenizer(words)
     handover.same_tokenizer(workdir, facts, tokenizer, words)
-    size = get_size(facts["size"], tokenizer)
+    size = get_size(facts["size"], tokenizer, int8=asked_int8(content, int8))
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     size = in_float32(size) if exact else size
     params, mesh = load_trees(
-        workdir, facts, ("qformer", "projector"), ("language_model", "backbone"), size.decoder.kv_heads, devices
+        workdir, facts, ("qformer", "projector"), ("language_model", "backbone"), size.decoder, devices
     )
     graphs = {
         "backbone": definition(lambda rngs: ViT(size.vit, rngs=rngs)),
@@ -208,18 +214,29 @@ def load_trees(
     facts: dict[str, Any],
     own: Sequence[str],
     recorded: Sequence[str],
-    kv_heads: int,
+    decoder: DecoderConfig,
     devices: Sequence[jax.Device] | None,
 ) -> tuple[dict[str, Any], Mesh | None]:
     """The phase's `own` trees and the `recorded` ones that its facts name, laid out for answering, and the mesh they lie on."""
-    mesh = answering_mesh(kv_heads, devices)
+    mesh = answering_mesh(decoder.kv_heads, devices)
+    host = host_first(decoder.int8, mesh.size if mesh else 1)
     whole = NamedSharding(mesh, PartitionSpec()) if mesh else None
     with within(mesh):
         params = handover.load(workdir, own, whole)
         for name in recorded:
-            params |= handover.load_recorded(workdir, facts, name, whole, {"language_model": DECODER_RULES})
+            place = host if host and name == "language_model" else whole
+            params |= handover.load_recorded(workdir, facts, name, place, {"language_model": DECODER_RULES})
+        if decoder.int8:
+            params["language_model"] = int8_kernels(params["language_model"])
+    if host:
+        params["language_model"] = jax.device_put(params["language_model"], jax.local_devices()[0])
     params["language_model"] = to_answer(params["language_model"], mesh)
     return params, mesh
+
+
+def asked_int8(content: Mapping[str, Any], int8: bool | None) -> bool:
+    """Whether the language model of a phase answers with int8 kernels: as asked for, else as it was trained with."""
+    return bool(content["config"].get("int8")) if int8 is None else int8
 
 
 def to_answer(language_model: Any, mesh: Mesh | None) -> Any:

@@ -15,7 +15,7 @@ from flax import nnx
 
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.slide_examples import SlideBags, decode_bag, open_bags
-from pbs_jax.decode.answer import Answerer, load_trees
+from pbs_jax.decode.answer import Answerer, asked_int8, load_trees
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
@@ -59,21 +59,25 @@ def _visual(graphs: tuple[nnx.GraphDef[Any], ...], params: tuple[Any, ...], x: j
 
 
 def load_slide_answerer(
-    workdir: str | Path, batch_size: int = 64, exact: bool = False, devices: Sequence[jax.Device] | None = None
+    workdir: str | Path,
+    batch_size: int = 64,
+    exact: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+    int8: bool | None = None,
 ) -> SlideAnswerer:
     """Loads the chain that workdir/handover.json names, each part checked against the recorded hash. Raises DataError.
 
-    exact, devices: as of `load_answerer`.
+    exact, devices, int8: as of `load_answerer`.
     """
     content = handover.read(workdir, ("slide_qa",))
     facts = content["facts"]
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
     tokenizer = load_tokenizer(words)
     handover.same_tokenizer(workdir, facts, tokenizer, words)
-    size = get_size(facts["size"], tokenizer)
+    size = get_size(facts["size"], tokenizer, int8=asked_int8(content, int8))
     size = in_float32(size) if exact else size
     shape = size.slide_perceiver(facts["features"]["dim"])
-    params, mesh = load_trees(workdir, facts, VISUAL_TREES, ("language_model",), size.decoder.kv_heads, devices)
+    params, mesh = load_trees(workdir, facts, VISUAL_TREES, ("language_model",), size.decoder, devices)
     graphs = {
         "slide_perceiver": definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)),
         "projector": definition(lambda rngs: Projector(shape.dim, size.decoder.dim, rngs=rngs)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 
 def int8_kernels(language_model: Any) -> Any:
@@ -31,6 +32,12 @@ def int8_kernels(language_model: Any) -> Any:
         name: jax.jit(convert)(child) if name in ("layers", "lm_head") else child
         for name, child in language_model.items()
     }
+
+
+def host_first(int8: bool, devices: int) -> SingleDeviceSharding | None:
+    """Where a language model is read before its kernels become int8: on the host when one device is to hold it all, which
+    need not have room for it in bfloat16. None: where it is to lie."""
+    return SingleDeviceSharding(jax.local_devices(backend="cpu")[0]) if int8 and devices == 1 else None
 
 
 def logit_kl(reference: jax.Array, other: jax.Array) -> jax.Array:

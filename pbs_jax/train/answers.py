@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.schema import DataError
 from pbs_jax.data.rows import SHARED
 from pbs_jax.models.decoder import Decoder
-from pbs_jax.models.int8 import int8_kernels
+from pbs_jax.models.int8 import host_first, int8_kernels
 from pbs_jax.models.pbs_vl import insert_visual
 from pbs_jax.models.sizes import Size
 from pbs_jax.sharding.rules import DECODER_RULES
@@ -103,8 +103,10 @@ def evaluate_answers(
 
 def frozen_language_model(config: Any, size: Size) -> Params:
     """The tree of config.init_from.language_model as a phase holds it: in the size's frozen dtype, int8 kernels if asked for."""
-    rules = {"language_model": DECODER_RULES}
-    tree = handover.load(config.init_from.language_model, ["language_model"], rules=rules)["language_model"]
+    mesh = jax.sharding.get_mesh()
+    host = host_first(config.int8, 1 if mesh.empty else mesh.size)
+    rules = {} if host else {"language_model": DECODER_RULES}
+    tree = handover.load(config.init_from.language_model, ["language_model"], host, rules)["language_model"]
     tree = frozen_cast(tree, size.frozen_dtype)
     return int8_kernels(tree) if config.int8 else tree
 

@@ -12,7 +12,7 @@ import pytest
 from data_prep.datasets import read_questions
 from data_prep.io import open_dataset
 from data_prep.schema import DataError, shown_options
-from pbs_jax.decode.answer import Answerer, load_answerer
+from pbs_jax.decode.answer import Answerer, asked_int8, load_answerer
 from pbs_jax.train import handover, loop
 from tests.train.conftest import cell_qa_config, one_device
 
@@ -57,6 +57,25 @@ def test_a_language_model_split_over_eight_devices_answers_the_same(drawn: Path,
     np.testing.assert_allclose(split.encode([cells[i]["image"] for i in range(2)]), visual, atol=1e-5)
     asked = [0, 1] * 8, questions, options
     assert split.answer_about(split.read(visual), *asked) == answerer.answer_about(answerer.read(visual), *asked)
+
+
+def test_int8_kernels_answer_on_one_device_and_on_eight(drawn: Path, workdir: Path, answerer: Answerer):
+    alone = load_answerer(workdir, batch_size=8, int8=True)
+    split = load_answerer(workdir, batch_size=8, int8=True, devices=jax.devices())
+    kernel = alone.params["language_model"]["layers"][0]["q"]["kernel"]
+    assert kernel.dtype == np.int8 and kernel.devices() == {jax.devices()[0]}
+    assert split.params["language_model"]["layers"]["q"]["kernel"].dtype == np.int8
+    questions = [qa for qa in read_questions(drawn, "test") if qa.options][:8]
+    options = [shown_options(qa) for qa in questions]
+    cells = open_dataset(drawn / "cells", "test")
+    visual = answerer.encode([cells[i]["image"] for i in range(2)])
+    asked = [0, 1] * 4, questions, options
+    answers = alone.answer_about(alone.read(visual), *asked)
+    assert split.answer_about(split.read(visual), *asked) == answers
+    # What a phase was trained with is what answers unless another is asked for.
+    content = handover.read(workdir)
+    assert asked_int8(content | {"config": {**content["config"], "int8": True}}, None)
+    assert not asked_int8(content, None) and not asked_int8(content | {"config": {"int8": True}}, False)
 
 
 @pytest.mark.slow  # of generate, tests/decode/test_generate.py says the same
