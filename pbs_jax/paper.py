@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pbs_jax.bench.compare import Comparison
     from pbs_jax.bench.score import Run, Scores
     from pbs_jax.bench.tables import Table
 
@@ -32,11 +33,13 @@ PREAMBLE = r"""\documentclass{article}
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that may share a table: one question set, one protocol. `released`: on the paper's released questions."""
+    """Runs that may share a table: one question set, one protocol. `released`: on the paper's released questions.
+    `comparisons`: models against their variants."""
 
     scores: Scores
     released: bool
     remarks: tuple[str, ...]
+    comparisons: tuple[Comparison, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -62,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from data_prep.schema import DataError
     from pbs_jax.bench.cli import settings_of, train_of
+    from pbs_jax.bench.compare import compare
     from pbs_jax.bench.records import load_questions
     from pbs_jax.bench.remarks import released
     from pbs_jax.bench.score import load_run, score_runs
@@ -74,10 +78,16 @@ def run(args: argparse.Namespace) -> int:
     for runs in together([load_run(path, questions) for path in found]):
         scores = score_runs(runs, settings, train=train, expected=questions)
         remarks = tuple(dict.fromkeys(remark for one in runs for remark in one.remarks))
-        groups.append(Group(scores, all(map(released, scores.asked)), remarks))
+        comparisons = tuple(compare(scores, variants([row.name for row in scores.rows]), settings, "paper"))
+        groups.append(Group(scores, all(map(released, scores.asked)), remarks, comparisons))
     groups.sort(key=lambda group: not group.released)
     write(args.out or args.runs, groups)
     return 0
+
+
+def variants(names: Sequence[str]) -> list[tuple[str, str]]:
+    """(row, its variant): "nano, 3 patches" is "nano" with what is said after the comma."""
+    return [(name, other) for name in names for other in names if other.startswith(f"{name}, ")]
 
 
 def find(folder: Path) -> list[Path]:
@@ -102,7 +112,8 @@ def write(out: Path, groups: Sequence[Group]) -> None:
     from data_prep.io import atomic_write
     from pbs_jax.bench import radar, report, tables
 
-    every = [table for group in groups for table in shown(group)] + unfilled(groups) + [alignment_gaps()]
+    every = [table for group in groups for table in shown(group) + intervals(group)]
+    every += [*unfilled(groups), alignment_gaps()]
     warnings = not_comparable(groups)
     figures = html.columns(radar.of_paper(track) for track in ("cell_ood", "slide_id"))
     sections = [html.Section("The paper's figures", report.STYLE + figures, "Fig. 2, from the printed numbers.")]
@@ -113,6 +124,8 @@ def write(out: Path, groups: Sequence[Group]) -> None:
         charts = html.columns(filter(None, (radar.of_cells(cells, track, "paper") for track in tracks)))
         notes = "".join(html.notice(note, "warning") for note in group.remarks)
         sections.append(html.Section(group.heading, notes + charts + report.as_html(shown(group))))
+        lead = "The same rows with 95 % intervals by cluster, and models minus their variants, question by question."
+        sections.append(html.Section("Intervals", report.as_html(intervals(group)), lead))
     lead = "No run here answers questions of these kinds."
     sections.append(html.Section("Published only", report.as_html(unfilled(groups)), lead))
     sections.append(html.Section("Table 6, read with its standard deviations", report.as_html([alignment_gaps()])))
@@ -149,6 +162,18 @@ def shown(group: Group) -> list[Table]:
         title, notes = f"{table.title} ({STAND_IN})", (note, *table.notes)
         out.append(dataclasses.replace(table, title=title, rows=rows, notes=notes))
     return out
+
+
+def intervals(group: Group) -> list[Table]:
+    """The group's rows by track with clustered intervals, and its comparisons."""
+    from pbs_jax.bench import compare, tables
+
+    cells = group.scores.cells
+    found = [tables.overview(cells, track, "paper") for track in dict.fromkeys(cell.track for cell in cells)]
+    kind = "" if group.released else f" ({STAND_IN})"
+    if group.comparisons:
+        found.append(compare.to_table("Models minus their variants", group.comparisons))
+    return [dataclasses.replace(table, title=f"{table.title}{kind}") for table in found]
 
 
 def unfilled(groups: Sequence[Group]) -> list[Table]:

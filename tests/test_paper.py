@@ -13,6 +13,7 @@ import pytest
 from pbs_jax import cli, paper
 from pbs_jax.bench import paper as published
 from pbs_jax.bench import score
+from pbs_jax.bench.compare import compare
 from pbs_jax.bench.remarks import released
 from tests.bench.test_score import FAST, as_run, closed
 
@@ -21,8 +22,11 @@ def group(is_released: bool) -> paper.Group:
     items = closed(60)
     source = {"dataset": "S-BIAD440", "slide_id": "I_1"} if is_released else {}
     items = [dataclasses.replace(qa, source=source) for qa in items]
-    scores = score.score_runs([as_run(items, [qa.answer for qa in items], name="nano")], FAST)
-    return paper.Group(scores, all(map(released, scores.asked)), ())
+    runs = [as_run(items, [qa.answer for qa in items], name="nano")]
+    runs.append(as_run(items, [items[0].answer] * len(items), name="nano, 3 patches"))
+    scores = score.score_runs(runs, FAST)
+    pairs = paper.variants([row.name for row in scores.rows])
+    return paper.Group(scores, all(map(released, scores.asked)), (), tuple(compare(scores, pairs, FAST, "paper")))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,17 @@ def test_other_questions_are_marked_row_by_row_and_never_ranked(written: Path) -
     assert own and all(row[0].endswith(f"({paper.STAND_IN})") for row in own)
     assert not any(paper.STAND_IN in row[0] for row in copied)
     assert "no row of ours can be compared" in (written / "paper.html").read_text()
+
+
+def test_our_rows_have_intervals_and_models_stand_against_their_variants(written: Path) -> None:
+    text = (written / "paper.md").read_text()
+    rows = re.findall(r"^\| nano \|(.*)$", text, re.M)
+    assert any(re.search(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", row) for row in rows)
+    assert paper.variants(["nano", "nano, blind", "nanobot", "nano, 3 patches"]) == [
+        ("nano", "nano, blind"), ("nano", "nano, 3 patches")
+    ]  # fmt: skip
+    gaps = re.search(r"### Models minus their variants.*?\n\n(.*?)\n\n", text, re.S)
+    assert gaps and re.search(r"^\| nano - nano, 3 patches \|.* [+-]\d\.\d{3} \[", gaps[1], re.M)
 
 
 def test_released_questions_stand_beside_the_paper_unmarked() -> None:

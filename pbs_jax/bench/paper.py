@@ -137,7 +137,9 @@ def table(number: int, cells: Sequence[Cell] = (), profile: str = "paper") -> Ta
     if any(model.startswith("GPT-4o") for model in content["rows"]):
         notes.append(f"{CLOSED_LOOP} GPT-4o also wrote the questions and the gold answers: a closed loop.")
     if own:
-        notes.insert(0, f"value(sd by question), {profile} profile; clustered intervals stand in the other tables.")
+        notes.insert(
+            0, f"value(sd by question), {profile} profile: questions about one image count as independent here."
+        )
         notes += tables.merged(note for cell in mine for note in tables.cell_notes(cell))
         notes += tables.signatures([*found.values()] for found in at.values())
     if own and any(column[0] == ID_NOTE for column in columns):
