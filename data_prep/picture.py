@@ -50,9 +50,10 @@ WHITE_UM = 13.0  # across a white cell, where nothing states a field's scale
 FOUND_AT = 0.2  # um/px to which a finer field is reduced
 FIELD_SCALE = (0.03, 0.6)  # um/px of a photograph through a 40x to 100x objective
 OWN_WORDS = {  # where the slide job's sentences speak of its table
-    "add a column mpp to the table, e.g. 0.25": "give --mpp=UM_PER_PIXEL, e.g. --mpp=0.25",
-    "correct the table's mpp": "correct --mpp",
+    "add a column mpp to the table, e.g. 0.25": "give its mpp (um per pixel), e.g. 0.25",
+    "correct the table's mpp": "correct its mpp",
     ": take it out of the table": "",
+    ", or see the scores in qc/": "",
 }
 Classify = Callable[[Iterable[bytes]], Iterator[tuple[str, float]]]
 
@@ -124,7 +125,10 @@ def open_picture(
     kind: auto, crop, field or slide. mpp: um/px, 0 = what the file says, else for a field estimated from its red cells.
     work: a folder for the datasets of a slide. Raises DataError, the reason of a refusal.
     """
-    name = name or path.name
+    name = (name or path.name).encode(errors="replace").decode()  # a name on disk may be no text
+    low, high = slides.SCALE_RANGE
+    if mpp and not low <= mpp <= high:
+        raise DataError(f"{name}: mpp is {mpp:g}: give {low:g} to {high:g} um per pixel, or leave it out")
     try:
         return _open(path, prepare, kind, mpp, work, backbone, classify, name)
     except DataError as error:
@@ -149,37 +153,39 @@ def _open(
         plain = reader == "pillow" or (
             slide.pixels.levels == 1 and path.suffix.casefold() in slide_readers.TIFF_SUFFIXES
         )
-        if kind == "slide" or (kind == "auto" and not plain):
-            overview, factor = _overview(slide.thumbnail(OVERVIEW), size)
-        else:
-            if size[0] * size[1] > MOST_PIXELS:
-                raise DataError(f"{name} is {size[0]}x{size[1]} px, too many for a {kind}: ask it --as=slide")
+        large = size[0] * size[1] > MOST_PIXELS
+        if kind != "slide" and (kind != "auto" or (plain and not large)):
+            if large:
+                raise DataError(f"{name} is {size[0]}x{size[1]} px, too many for a {kind}: open it as slide")
             rgb = slide.read(0, 0, *size)
             if ((rgb.max(-1) > 180) & (np.ptp(rgb, axis=-1) > 150)).mean() > DRAWN:
                 raise DataError(f"{name} has the colours of a drawing, not of a stained smear")
             if kind == "crop" or (kind == "auto" and _shows_one_cell(rgb)):
                 return _crop(name, rgb, prepare, classify)
             return _field(name, rgb, prepare, _stated(slide, mpp, name), classify)
-    return _slide(path, name, size, prepare, mpp, work, backbone, (overview, factor))
+    return _slide(path, name, size, prepare, mpp, work, backbone)
 
 
 def _check(path: Path, name: str) -> None:
-    """Refuses by the header alone what would take too much memory, and names what is no picture at all."""
+    """Refuses by the header alone what would be decoded whole and take too much memory, and names what is no picture at all."""
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image or a slide")
+    suffix = path.suffix.casefold()
+    if suffix in slide_readers.VENDOR_SUFFIXES or slide_readers.reads_regions(path):
+        return
     try:
         with Image.open(path) as image:
-            plain, pixels = image.format not in ("TIFF",), image.width * image.height
+            form, pixels = image.format, image.width * image.height
     except Image.DecompressionBombError as error:
         raise DataError(f"{name} is too large for a plain picture ({error}): convert it to a tiled TIFF") from error
     except (OSError, ValueError, SyntaxError) as error:
-        if path.suffix.casefold() in slide_readers.SLIDE_SUFFIXES:
-            return  # a vendor's format, or a broken file: the reader says which
+        if suffix in slide_readers.PICTURE_SUFFIXES:
+            return  # a broken file: the reader says how
         raise DataError(f"{name} is not an image or slide that can be read ({error})") from error
-    if plain and pixels > MOST_PIXELS:
+    if pixels > MOST_PIXELS:
         raise DataError(f"{name} has {pixels:,} px, more than {MOST_PIXELS:,}: convert it to a tiled TIFF")
-    if plain and path.suffix.casefold() not in slide_readers.PICTURE_SUFFIXES:
-        raise DataError(f"{name} is a picture with the ending {path.suffix or '(none)'}: rename it to .png or .jpg")
+    if suffix not in slide_readers.PICTURE_SUFFIXES:
+        raise DataError(f"{name} is a {form} picture with the ending {path.suffix or '(none)'}: save it as PNG or JPEG")
 
 
 def _overview(image: Image.Image, size: tuple[int, int]) -> tuple[bytes, float]:
@@ -208,9 +214,7 @@ def _crop(name: str, rgb: np.ndarray, prepare: Preparation, classify: Classify |
     height, width = rgb.shape[:2]
     found = segment.central_cell(rgb)
     if found is None:
-        raise DataError(
-            f"{name} shows no white cell: no stained nucleus near its middle; a whole field needs --as=field"
-        )
+        raise DataError(f"{name} shows no white cell: no stained nucleus near its middle; open a whole field as field")
     cells = _cells(name, rgb, [found.box], prepare, classify)
     overview, factor = _overview(Image.fromarray(rgb), (width, height))
     return Picture(name, "crop", (width, height), 0.0, "", cells, overview, factor)
@@ -252,10 +256,10 @@ def _field(name: str, rgb: np.ndarray, prepare: Preparation, scale: Scale, class
             f"{name} fails quality control: {fate.reason} (score {fate.score:.2f}, {qc.THRESHOLD} is needed)"
         )
     if not cells:
-        more = f"; {cut} are cut by its edge" if cut else ""
+        more = f"; cut by its edge: {cut}" if cut else ""
         raise DataError(f"{name} shows no whole white cell{more}")
     if cut:
-        remarks.append(f"{cut} white cells at the edge were left out")
+        remarks.append(f"white cells at the edge, left out: {cut}")
     boxes = [Box(*(round(side * factor) for side in dataclasses.astuple(cell.bbox))) for cell in cells]
     named = _cells(name, rgb, boxes, prepare, classify)
     overview, shown = _overview(Image.fromarray(rgb), (width, height))
@@ -272,7 +276,7 @@ def _estimated(rgb: np.ndarray, name: str) -> Scale:
     mpp = WHITE_UM / float(np.median([max(cell.box.width, cell.box.height) for cell in found]))
     if not FIELD_SCALE[0] <= mpp <= FIELD_SCALE[1]:
         raise DataError(
-            f"{name}: its stained bodies would be white cells at {mpp:.2f} um/px, which is no smear's: give --mpp"
+            f"{name}: its stained bodies would be white cells at {mpp:.2f} um/px, which is no smear's: give its mpp"
         )
     return Scale(round(mpp, 4), "estimated from white cells")
 
@@ -311,7 +315,6 @@ def _slide(
     mpp: float,
     work: Path,
     backbone: Path | None,
-    overview: tuple[bytes, float],
 ) -> Picture:
     """Through the slide job, on disk in `work`: a second question about the slide finds its datasets there."""
     if prepare != Preparation():
@@ -338,12 +341,15 @@ def _slide(
             detail = detail.replace(words, ours)
         raise DataError(f"{name} is refused ({reason}): {detail}")
     slide = next(iter(read_slides(out)))
-    cells = list(datasets.read_cells(out))
+    usable = f"{slide.tiles_kept} of {slide.tiles_in} tiles pass quality control"
+    cells = list(datasets.read_cells(out)) if (out / "cells").is_dir() else []
     if not cells:
-        raise DataError(f"{name} shows no white cell on its {slide.tiles_kept} usable tiles of {slide.tiles_in}")
-    remarks = (f"{slide.tiles_kept} of {slide.tiles_in} tiles pass quality control",)
+        raise DataError(f"{name} shows no white cell; {usable}")
+    remarks = (usable,)
     tiles = (slide.tiles_in, slide.tiles_kept)
-    return Picture(name, "slide", size, slide.mpp, slide.mpp_source, cells, *overview, tiles, remarks, out)
+    with slides.open_slide(path) as opened:  # last: without smaller levels in the file it takes minutes
+        overview, factor = _overview(opened.thumbnail(OVERVIEW), size)
+    return Picture(name, "slide", size, slide.mpp, slide.mpp_source, cells, overview, factor, tiles, remarks, out)
 
 
 def region(path: Path, box: Box, side: int) -> bytes:

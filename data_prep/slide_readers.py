@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import openslide
 from PIL import Image
 
+from data_prep.progress import progress
 from data_prep.schema import DataError
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -19,6 +19,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES)
 VENDOR_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".dcm", ".vms", ".vmu", ".bif", ".svslide", ".zvi", ".czi")
 SLIDE_SUFFIXES = (*VENDOR_SUFFIXES, *PICTURE_SUFFIXES)
 PICTURE_PIXELS = 400_000_000  # a plain picture is decoded whole: 1.2 GB
+SEGMENT_PIXELS = 50_000_000  # of a tile or strip, which is decoded whole however little of it is asked for
 DECODE_ERRORS = (openslide.OpenSlideError, OSError, ValueError, SyntaxError, RuntimeError)
 
 
@@ -64,7 +65,7 @@ def open_pixels(path: Path) -> Pixels:
             return OpenSlidePixels(path)
         except openslide.OpenSlideUnsupportedFormatError:
             refused = "not a format OpenSlide knows"
-        except openslide.OpenSlideError as error:
+        except (openslide.OpenSlideError, DataError) as error:
             refused = f"OpenSlide {openslide.__library_version__}: {error}"
     readers: list[Callable[[Path], Pixels]] = [TiffPixels] if _is_tiff(path) else []
     readers += [PicturePixels] if suffix in PICTURE_SUFFIXES else []
@@ -74,6 +75,22 @@ def open_pixels(path: Path) -> Pixels:
         except (*DECODE_ERRORS, ImportError, LookupError, Image.DecompressionBombError) as error:
             refused += f"{'; ' if refused else ''}{reader.__name__}: {error}"
     raise DataError(f"slide {path} does not open ({refused}): copy it again, or convert it to a tiled TIFF")
+
+
+def reads_regions(path: Path) -> bool:
+    """Whether the file is read region by region, so that its size costs no memory."""
+    for reader in (OpenSlidePixels, TiffPixels):
+        try:
+            reader(path).close()
+            return True
+        except (*DECODE_ERRORS, ImportError, LookupError):
+            continue
+    return False
+
+
+def _check_segment(width: int, height: int) -> None:
+    if width * height > SEGMENT_PIXELS:
+        raise DataError(f"a tile or strip of {width}x{height} px is too large")
 
 
 def _check_mrxs(path: Path) -> None:
@@ -98,6 +115,9 @@ class OpenSlidePixels:
         self.size = self._slide.dimensions
         self.levels = self._slide.level_count
         self.properties: Mapping[str, str] = dict(self._slide.properties)
+        for level in range(self.levels):
+            sides = [self.properties.get(f"openslide.level[{level}].tile-{side}", 0) for side in ("width", "height")]
+            _check_segment(*map(int, sides))
         profile = self._slide.color_profile
         self.icc = profile.tobytes() if profile else b""
 
@@ -123,7 +143,7 @@ def strided_thumbnail(
     factor = max(1, math.ceil(max(size) / side))
     block = max(factor, 2048 // factor * factor)
     out = Image.new("RGB", (max(1, size[0] // factor), max(1, size[1] // factor)), "white")
-    for y in range(0, size[1], block):
+    for y in progress(range(0, size[1], block), desc="overview, rows of blocks"):
         for x in range(0, size[0], block):
             w, h = min(block, size[0] - x), min(block, size[1] - y)
             if w >= factor and h >= factor:
@@ -146,6 +166,7 @@ class TiffPixels:
         channels = page.shape[-1] if len(page.shape) == 3 else 1
         if page.dtype != np.uint8 or channels not in (1, 3, 4) or page.planarconfig not in (None, 1):
             raise DataError(f"{path.name} has {page.dtype} pixels of shape {page.shape}: 8-bit RGB is read")
+        _check_segment(*self._segment)
         self.size = (page.imagewidth, page.imagelength)
         self.levels = len(self._file.series[0].levels)
         unit = {2: "inch", 3: "centimeter"}.get(int(_tag(page, "ResolutionUnit") or 0), "")
@@ -156,9 +177,16 @@ class TiffPixels:
         self.icc = bytes(profile) if profile else b""
         self.read(0, 0, 1, 1)  # a codec that is not installed shows here
 
-    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+    @property
+    def _segment(self) -> tuple[int, int]:
+        """Width and height of a tile or strip."""
         page = self._page
-        across, down = (page.tilewidth, page.tilelength) if page.is_tiled else (page.imagewidth, page.rowsperstrip)
+        if page.is_tiled:
+            return page.tilewidth, page.tilelength
+        return page.imagewidth, min(page.rowsperstrip, page.imagelength)
+
+    def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+        page, (across, down) = self._page, self._segment
         columns = -(-page.imagewidth // across)
         out = np.full((h, w, 3), 255, np.uint8)
         for row in range(y // down, -(-(y + h) // down)):
@@ -194,7 +222,7 @@ class PicturePixels:
     name = "pillow"
 
     def __init__(self, path: Path) -> None:
-        with Image.open(io.BytesIO(path.read_bytes())) as image:
+        with Image.open(path) as image:
             if image.width * image.height > PICTURE_PIXELS:
                 raise DataError(f"a plain picture of {image.width}x{image.height} px is too large; use a tiled TIFF")
             self.icc = image.info.get("icc_profile") or b""

@@ -3,13 +3,14 @@
 #   launch/mosaics.sh ROOT OUT [SEED ...]        (OUT as given to launch/pbc.sh; default seeds 0 1 2)
 # Every command resumes or reuses what is finished, so the script can be stopped and run again.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+takes 2 "$@"
+pbs=$(find_pbs)
 root=$1 out=$2
 shift 2
 seeds=("$@")
 [ $# -gt 0 ] || seeds=(0 1 2)
 
-pbs=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/pbs
-[ -x "$pbs" ] || pbs=pbs
 mosaics=$out/mosaics slides=$out/slides background=$out/background
 slide_job=(data run --source slides --root "$mosaics" --workers 2 --backbone "$out/seed${seeds[0]}/phase0_backbone")
 

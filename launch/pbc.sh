@@ -3,6 +3,9 @@
 #   launch/pbc.sh ROOT OUT [SEED ...]        (default seeds 0 1 2; about half an hour each on two idle cores)
 # Every command resumes or reuses what is finished, so the script can be stopped and run again.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+takes 2 "$@"
+pbs=$(find_pbs)
 root=$1 out=$2
 shift 2
 seeds=("$@")
@@ -11,9 +14,6 @@ seeds=("$@")
 # A few pictures are rejected with their reasons (exit code 3); that is no failure.
 rejects_are_fine() { "$@" || [ $? -eq 3 ]; }
 
-# The environment that the other scripts make, else whatever `pbs` is on the PATH.
-pbs=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/pbs
-[ -x "$pbs" ] || pbs=pbs
 rejects_are_fine "$pbs" data run --source pbc --root "$root" --out "$out/pbc" --workers 2
 rejects_are_fine "$pbs" data run --source bccd --root "$root" --out "$out/bccd" --tokenizer "$out/pbc/tokenizer" --workers 2
 

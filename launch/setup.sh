@@ -1,13 +1,54 @@
 # shellcheck shell=bash
-# Sourced by the other scripts. `setup EXTRA...` makes VENV ready: finds Python >= 3.12, creates the environment, installs
-# pbs-jax with these extras at the tested versions, and does nothing when that has been done before.
-# PBS_PYTHON names an interpreter, PBS_VENV another place for the environment.
+# Sourced by the other scripts, never run. `setup EXTRA...` makes VENV ready: finds Python >= 3.12, creates the environment,
+# installs pbs-jax with these extras at the tested versions, and does nothing when that has been done before.
+# PBS_PYTHON names an interpreter, PBS_VENV another place for the environment, PBS another `pbs`.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${PBS_VENV:-$ROOT/.venv}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONUNBUFFERED=1
 
+dry=no yes=no # of --dry_run and --yes, where a script takes them
+
 say() { printf '\n== %s\n' "$*"; }
+
+fail() { echo "$(basename "$0"): $1" >&2; exit "${2:-1}"; }
+
+usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "$0"; } # the head of the script that runs
+
+takes() { # LEAST "$@": prints the usage for --help; with fewer arguments than LEAST, or an option among them, fails with it
+  local least=$1
+  shift
+  case ${1:-} in
+    -h | --help | help) usage; exit 0 ;;
+    -*) [ "$least" = 0 ] ;;
+    *) [ $# -ge "$least" ] ;;
+  esac || { usage >&2; exit 2; }
+}
+
+do_it() { # runs a command, or prints it
+  if [ $dry = yes ]; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+confirm() { # $1: what happens
+  [ $dry = yes ] || [ $yes = yes ] && return
+  [ -t 0 ] || fail "$1 Nobody can be asked here: add --yes" 2
+  local answer
+  read -r -p "$1 Go on? [y/N] " answer
+  [[ $answer =~ ^[yY](es)?$ ]] || fail 'nothing was done'
+}
+
+find_pbs() { # the environment that these scripts make, else whatever `pbs` is on the PATH
+  local candidate
+  for candidate in ${PBS:+"$PBS"} "$VENV/bin/pbs" pbs; do
+    command -v "$candidate" && return
+  done
+  fail "no pbs command: run bash -c 'source launch/setup.sh && setup test', or name one in PBS"
+}
 
 usable() { # a Python >= 3.12 that can make environments; a pyenv shim may exist and still not run
   "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1

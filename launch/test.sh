@@ -5,6 +5,7 @@
 # Further arguments go to pytest.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+takes 0 "$@"
 slow=no
 if [ "${1:-}" = --slow ]; then
   slow=yes

@@ -13,17 +13,17 @@
 #   --bucket=gs://B/DIR  --fetch=DIR (default runs/NAME)  --spot  --queued  --poll=30 (s)  --restarts=20
 #   --stale=900        seconds without a sign of life after which the training is started again
 #   --shared_dir=DIR   a folder that all hosts see; slices of several hosts need it for their checkpoints
-#   --before=COMMAND   run on every worker before the training, to mount that folder, say
+#   --before=COMMAND   run on every worker before the training, to mount that folder, say; without it the training may
+#                      name addresses on gs:// only
 #   --keep             leave the machine when the run is finished (`train` deletes it)
 #   --dry_run          print the exact commands and do nothing      --yes  ask nothing
-# It asks before it makes something that costs money and before it deletes.
+# It reads the training's config here before anything is made, and asks before it makes something that costs money and
+# before it deletes.
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 name='' zone='' project='' type=v5litepod-8 version='' bucket='' fetch='' shared='' before=''
-queued=no keep=no dry=no yes=no poll=30 restarts=20 stale=900 spot=() args=()
+queued=no keep=no poll=30 restarts=20 stale=900 spot=() args=()
 
-usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-fail() { echo "tpu.sh: $1" >&2; exit "${2:-1}"; }
 say() { echo ">> $1"; }
 
 action=${1:-}
@@ -67,21 +67,14 @@ vm=(gcloud compute tpus tpu-vm) queue=(gcloud compute tpus queued-resources)
 describe=("${vm[@]}" describe "$name" "${where[@]}" --format='value(state)')
 [ $queued = no ] || describe=("${queue[@]}" describe "$name" "${where[@]}" --format='value(state.state)')
 
-do_it() { # runs a command that changes something, or prints it
-  if [ $dry = yes ]; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
-
-confirm() { # $1: what happens
-  [ $dry = yes ] || [ $yes = yes ] && return
-  [ -t 0 ] || fail "$1 Nobody can be asked here: add --yes" 2
-  local answer
-  read -r -p "$1 Go on? [y/N] " answer
-  [[ $answer =~ ^[yY](es)?$ ]] || fail 'nothing was done'
+check() { # what the machine would find wrong with the training after it is paid for
+  local argument pbs reach=gs
+  for argument in "${args[@]}"; do
+    [[ ! $argument =~ ^--(no)?config[^=]*$ ]] || fail "$argument: write it as one word, $argument=VALUE" 2
+  done
+  pbs=$(find_pbs)
+  [ -z "$before" ] || reach=mounted
+  "$pbs" train "${args[@]}" --workdir="$remote/run" --check_only=$reach || fail 'nothing was started' 2
 }
 
 state() { # up | wait | gone | failed | absent | unknown
@@ -163,14 +156,22 @@ run() {
 
 exit_code() { gcloud storage cat "$remote/run/exit_code" 2>/dev/null || true; }
 
-show_log() { gcloud storage cat "$remote/run/train.log" | tail -n "${1:-200}"; }
+show_log() { do_it gcloud storage cat "$remote/run/train.log" | tail -n "${1:-200}"; }
+
+status() {
+  if [ $dry = yes ]; then
+    do_it gcloud storage cat "$remote/run/exit_code"
+    do_it "${describe[@]}"
+  else
+    echo "machine: $(state), exit code of the run: $(exit_code)"
+  fi
+}
 
 watch() {
   local code now beat last='' seen=$SECONDS
   if [ $dry = yes ]; then
     say "then every $poll s: is there an exit code, is the machine up, has the run given a sign of life?"
-    do_it gcloud storage cat "$remote/run/exit_code"
-    do_it "${describe[@]}"
+    status
     return
   fi
   while :; do
@@ -217,12 +218,13 @@ get() {
 }
 
 left=$restarts
+[ ${#args[@]} = 0 ] || check
 case $action in
   create) confirm "Creates $type ($name), which costs money until it is deleted."; create || fail "$name was not made" ;;
   install) install ;;
   run) run ;;
   watch) watch ;;
-  status) echo "machine: $(state), exit code of the run: $(exit_code)" ;;
+  status) status ;;
   logs) show_log ;;
   fetch) get ;;
   stop) on_all 'bash pbs_jax/launch/tpu_worker.sh stop' ;;

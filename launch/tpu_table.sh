@@ -3,10 +3,11 @@
 #   launch/tpu_table.sh OUT        (needs the extra aot; up to four minutes a cell on one core, about an hour and a half)
 # A cell that OUT holds already is not compiled again.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+takes 1 "$@"
+pbs=$(find_pbs)
 out=$1
 mkdir -p "$out"
-pbs=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/pbs
-[ -x "$pbs" ] || pbs=pbs
 
 # cell NAME CONFIG TOPOLOGY [options]: one line of JSON; a slice that is too small is an answer too (exit code 1).
 cell() {

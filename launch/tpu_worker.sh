@@ -5,9 +5,11 @@
 #   tpu_worker.sh run   REMOTE SHARED TRAIN...   the same in the foreground
 #   tpu_worker.sh stop                           asks the running training to save and end
 # REMOTE is the run's gs:// folder, SHARED a folder that all hosts see, or - with one host. Before the training the run's
-# folder comes from REMOTE, and while it trains, worker 0 copies it there every PBS_SYNC_SECONDS (60).
+# folder comes from REMOTE, and what its config names on gs:// from there; while it trains, worker 0 copies the run's folder
+# to REMOTE every PBS_SYNC_SECONDS (60).
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+takes 1 "$@"
 HERE=${PBS_RUN_DIR:-$HOME/pbs_run}
 # Orbax writes this file of a checkpoint last, and pbs_jax handover.json of a run: they are copied last, too.
 LAST='.*(commit_success\.txt|handover\.json)$'
@@ -22,24 +24,23 @@ upload() {
 
 install() {
   export PATH="$HOME/.local/bin:$PATH"
-  # shellcheck source=setup.sh
-  source "$ROOT/launch/setup.sh"
   if ! find_python >/dev/null 2>&1; then # the images bring an older one
     python3 -m pip install --user --quiet uv
     uv python install 3.12
   fi
-  setup tpu gcs
+  setup tpu
 }
 
-local_inits() { # finished phases on gs:// are brought here; sets `train`
-  local argument field
+bring() { # data and finished phases on gs:// are copied to this host; sets `train`
+  local argument address folder
   train=()
   for argument in "$@"; do
-    if [[ $argument == --config.init_from.*=gs://* ]]; then
-      field=${argument%%=*}
-      mkdir -p "$HERE/init/${field##*.}"
-      gcloud storage rsync --recursive "${argument#*=}" "$HERE/init/${field##*.}"
-      argument=$field=$HERE/init/${field##*.}
+    if [[ $argument == --config.*=gs://* ]]; then
+      address=${argument#*=}
+      folder=$HERE/inputs/$(basename "$address")-$(cksum <<<"$address" | cut -d' ' -f1)
+      mkdir -p "$folder"
+      gcloud storage rsync --recursive "$address" "$folder"
+      argument=${argument%%=*}=$folder
     fi
     train+=("$argument")
   done
@@ -66,7 +67,7 @@ run() {
     echo "a training is running here already"
     return
   fi
-  local_inits "$@"
+  bring "$@"
   [ "$shared" = - ] || workdir=$shared/$(basename "$(dirname "$remote")")
   mkdir -p "$workdir"
   if is_first; then
@@ -79,7 +80,7 @@ run() {
     done) 9>&- &
     syncing=$!
   fi
-  "${PBS:-$ROOT/.venv/bin/pbs}" train "${train[@]}" --workdir="$workdir" --processes="${PBS_PROCESSES:-auto}" \
+  "$(find_pbs)" train "${train[@]}" --workdir="$workdir" --processes="${PBS_PROCESSES:-auto}" \
     >>"$log" 2>&1 9>&- &
   pid=$!
   echo $pid >"$HERE/pid"
@@ -105,5 +106,5 @@ case ${1:-} in
     setsid nohup bash "${BASH_SOURCE[0]}" run "$@" </dev/null >>"$HERE/worker.log" 2>&1 &
     echo "started; log: $HERE/train.log" ;;
   stop) kill -TERM "$(cat "$HERE/pid")" ;;
-  *) sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  *) usage >&2; exit 2 ;;
 esac

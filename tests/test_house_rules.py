@@ -61,7 +61,16 @@ def test_the_cpu_side_never_imports_jax(repo: Path) -> None:
 
 def test_arrows_between_packages(repo: Path) -> None:
     allowed = {"schema", "datasets", "io", "stats", "html", "charts", "llm", "prompts", "tokens", "progress"}
-    allowed |= {"slide_datasets", "slide_readers", "slide_report", "slide_table", "files", "picture", "drill", "stain_match"}
+    allowed |= {
+        "slide_datasets",
+        "slide_readers",
+        "slide_report",
+        "slide_table",
+        "files",
+        "picture",
+        "drill",
+        "stain_match",
+    }
     for path in sources(repo, "pbs_jax"):
         if path.name in ("cli.py", "demo.py") or path.parent.name + "/" + path.name == "perf/tile.py":
             continue  # the last one measures data_prep's own unit of work

@@ -54,6 +54,12 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
         metavar="WORKDIR",
         help="a finished phase 3 or 4; repeat it for both, and for the phases 2 and 0a that a phase 4 needs",
     )
+    parser.add_argument(
+        "--int8",
+        action="store_const",
+        const=True,
+        help="language model with int8 kernels, half the memory (default: as the phase was trained)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(args.penalty, args.temperature, args.top_k, args.top_p, args.seed)
     options = tuple(part.strip() for part in args.options.split("|")) if args.options else ()
     questions = [as_question(text, options, args.type) for text in args.questions]
-    models = load_models(args.checkpoint)
+    models = load_models(args.checkpoint, args.int8)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

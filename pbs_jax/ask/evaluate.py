@@ -1,8 +1,8 @@
 """`pbs bench ask`: `pbs ask` from file to answer on mosaics whose white cells are known, and on files that are no smears.
 
 Prints how often the most frequent white cell is named right, beside one who always says Neutrophil and beside the same
-model on the same slides before their cells were laid in; how much of the attention falls on patches with cells, beside
-their share; and who was refused, rightly and wrongly.
+model on the same slides before their cells were laid in; how much of the attention falls on cells, beside their share of
+the area; and who was refused, rightly and wrongly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from data_prep import slide_table
-from data_prep.picture import PATCH_SIDE, open_picture
+from data_prep.picture import open_picture
 from data_prep.progress import progress
 from data_prep.schema import WHITE_CELL_CLASSES, DataError
 from data_prep.slide_readers import SLIDE_SUFFIXES
 from data_prep.slide_table import SlideRow
 from data_prep.stats import wilson
-from pbs_jax.ask.picture import Models, as_question, ask, load_models, looked_at, ready
+from pbs_jax.ask.evidence import TOP, SlideAttention
+from pbs_jax.ask.picture import Models, as_question, ask, load_models, ready, slide_attention
 
 QUESTION = "Which white blood cell type is most common on this slide?"  # as the slide templates ask it
 NEUTROPHIL = WHITE_CELL_CLASSES[0]
@@ -43,24 +44,22 @@ def report(checkpoints: Sequence[Path], mosaics: Path, others: Path | None, limi
         raise DataError(f"{mosaics}/slides.csv lists no test slide with one most frequent class")
     slides = slides[:limit]
     backgrounds = {row.slide_id: row for row in _test_rows(mosaics, "background.csv")}
-    right, plain, refused, on_cells, with_cells = [], [], [], [], []
+    right, plain, refused, seen = [], [], [], []
     for row, truth, dominant in progress(slides, len(slides), "asking slides"):
-        said, shares = _answer(mosaics, row, models)
+        said, attention = _answer(mosaics, row, models)
         right.append(said == dominant)
         refused.append(said is None)
         if row.slide_id in backgrounds:
             plain.append(_answer(mosaics, backgrounds[row.slide_id], models)[0] == dominant)
-        if shares:
-            holding = _patches_with_cells(truth["cells"])
-            on_cells.append(sum(share for place, share in shares.items() if place in holding))
-            with_cells.append(sum(place in holding for place in shares) / len(shares))
+        if attention is not None:
+            seen.append(_on_cells(attention, truth["cells"]))
     neutrophils = [dominant == NEUTROPHIL for *_, dominant in slides]
     lines = [
         f"most frequent white cell, {len(right)} held-out mosaics:",
         f"  pbs ask                   {_share(right)}",
         f"  always {NEUTROPHIL:<19}{_share(neutrophils)}",
         f"  the slides without their white cells  {_share(plain)} (a refusal is not right)",
-        f"attention on patches with white cells {np.mean(on_cells):.3f}, their share of the patches {np.mean(with_cells):.3f}",
+        *_looked(seen),
         f"mosaics refused: {sum(refused)} of {len(refused)}",
     ]
     return "\n".join(lines + (_refusals(others, models) if others else []))
@@ -78,14 +77,26 @@ def _dominant(counts: Mapping[str, int]) -> str:
     return max(counts, key=counts.__getitem__) if first > second else ""
 
 
-def _patches_with_cells(cells: Sequence[Mapping[str, Any]]) -> set[tuple[int, int]]:
-    """Corners of the patches that hold a cell's middle."""
-    centres = [((left + right) // 2, (top + bottom) // 2) for left, top, right, bottom in (c["box"] for c in cells)]
-    return {(x // PATCH_SIDE * PATCH_SIDE, y // PATCH_SIDE * PATCH_SIDE) for x, y in centres}
+def _on_cells(attention: SlideAttention, cells: Sequence[Mapping[str, Any]]) -> tuple[float, float, float, float]:
+    """(attention on the boxes of white cells, their share of the area; of the outlined places those that touch a box, of all)."""
+    covered = attention.on([cell["box"] for cell in cells])
+    touched = (covered > 0).ravel()
+    top = np.argsort(-attention.shares.ravel(), kind="stable")[:TOP]
+    return float((attention.shares * covered).sum()), float(covered.mean()), touched[top].mean(), touched.mean()
 
 
-def _answer(root: Path, row: SlideRow, models: Models) -> tuple[str | None, dict[tuple[int, int], float]]:
-    """(answer, attention by patch corner); (None, nothing) for a refusal."""
+def _looked(seen: Sequence[tuple[float, float, float, float]]) -> list[str]:
+    if not seen:
+        return []
+    inside, area, hit, chance = np.mean(seen, axis=0)
+    return [
+        f"attention on white cells {inside:.3f}, their share of the area {area:.3f}",
+        f"outlined places with a white cell {hit:.3f}, of all places {chance:.3f}",
+    ]
+
+
+def _answer(root: Path, row: SlideRow, models: Models) -> tuple[str | None, SlideAttention | None]:
+    """(answer, where the model looked); Nones for a refusal."""
     with tempfile.TemporaryDirectory() as work:
         try:
             picture = open_picture(
@@ -93,9 +104,8 @@ def _answer(root: Path, row: SlideRow, models: Models) -> tuple[str | None, dict
             )
             prepared = ready(picture, models)
         except DataError:
-            return None, {}
-        said = ask(prepared, as_question(QUESTION, level="slide"))
-        return said.text, {(x, y): share for x, y, _, share in looked_at(prepared).top}
+            return None, None
+        return ask(prepared, as_question(QUESTION, level="slide")).text, slide_attention(prepared)
 
 
 def _refusals(folder: Path, models: Models) -> list[str]:

@@ -1,4 +1,5 @@
-"""What a model looked at: the attention of the Q-Former over a cell's tokens, of the slide Perceiver over a slide's patches.
+"""What a model looked at: the attention of the Q-Former over a cell's tokens; of the slide Perceiver over a slide's patches
+and of phase 2's Perceiver within them.
 
 Attention is where the queries read from, the mean over queries, heads and layers; it is no explanation of the answer (it
 does not depend on the question: the visual tokens are made before the question is read).
@@ -9,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,15 +20,21 @@ import numpy as np
 from flax import nnx
 from PIL import Image, ImageDraw
 
+from data_prep.io import open_dataset
 from data_prep.picture import PATCH_SIDE, Picture
 from data_prep.schema import CROP_SIDE, Cell
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
+from pbs_jax.data.slide_features import PatchEncoder
 from pbs_jax.decode.answer import Answerer
 from pbs_jax.decode.slide_answer import SlideAnswerer
 from pbs_jax.models.layers import split_heads
+from pbs_jax.models.perceiver import PerceiverResampler
+from pbs_jax.train import handover
+from pbs_jax.train.phase import definition
 
-TOP = 8  # patches that are outlined
+TOP = 8  # places that are outlined
+FINE = 64  # patches of a slide, those read most, that are looked into: each goes through the backbone once more
 HEAT_SIDE = 448  # px of a cell's overlay
 CLASS_COLOURS = {
     "Neutrophil": "#5b3f9e", "Lymphocyte": "#0b8a8a", "Monocyte": "#d5702a", "Eosinophil": "#b8336a", "Basophil": "#3a6fc4",
@@ -58,28 +67,82 @@ def of_cell(answerer: Answerer, cell: Cell) -> Evidence:
     return Evidence(_jpeg(_heat(image, grid)), top, "attention of the Q-Former's queries over the cell")
 
 
-def of_slide(answerer: SlideAnswerer, bag: Any, picture: Picture) -> Evidence:
-    """The slide Perceiver's attention over the patches it read, on the slide's overview; the TOP patches are outlined."""
+@dataclasses.dataclass(frozen=True)
+class SlideAttention:
+    """`corners` int32[P, 2] (left, top) of the patches read, `shares` float32[P, G, G] of the attention on their places."""
+
+    corners: np.ndarray
+    shares: np.ndarray
+
+    @property
+    def side(self) -> int:
+        """px of a place."""
+        return PATCH_SIDE // self.shares.shape[1]
+
+    def places(self) -> list[tuple[int, int, float]]:
+        """(left, top, share) of every place, those read most first."""
+        grid = np.arange(self.shares.shape[1]) * self.side
+        left, top = (self.corners[:, axis, None, None] + offset for axis, offset in ((0, grid), (1, grid[:, None])))
+        left, top, shares = (np.broadcast_to(part, self.shares.shape).ravel() for part in (left, top, self.shares))
+        order = np.argsort(-shares, kind="stable")
+        return [(int(left[k]), int(top[k]), float(shares[k])) for k in order]
+
+    def on(self, boxes: Sequence[Sequence[int]]) -> np.ndarray:
+        """The covered part of every place, float[P, G, G]; boxes (left, top, right, bottom) in the slide's pixels."""
+        covered = np.zeros((len(self.corners), PATCH_SIDE, PATCH_SIDE), bool)
+        for patch, (x, y) in zip(covered, self.corners, strict=True):
+            for left, top, right, bottom in boxes:
+                patch[max(top - y, 0) : max(bottom - y, 0), max(left - x, 0) : max(right - x, 0)] = True
+        grid = self.shares.shape[1]
+        return covered.reshape(-1, grid, self.side, grid, self.side).mean((2, 4))
+
+
+def slide_attention(
+    answerer: SlideAnswerer, bag: Any, folder: Path, backbone: Path, alignment: Path | None
+) -> SlideAttention:
+    """Attention over the patches of `bag`; within the FINE that are read most as phase 2 reads them, else even.
+
+    folder: a slide job's, whose patches the bag is of; alignment: the phase 2 that made the features, None = token means,
+    which read a patch evenly.
+    """
+    graph, params = answerer.graphs["slide_perceiver"], answerer.params["slide_perceiver"]
     weights = np.asarray(
-        perceiver_attention(
-            answerer.graphs["slide_perceiver"],
-            answerer.params["slide_perceiver"],
-            np.asarray(bag.features, np.float32)[None],
-            bag.mask[None],
-        )
+        perceiver_attention(graph, params, np.asarray(bag.features, np.float32)[None], bag.mask[None])
     )[0]
     real = np.flatnonzero(bag.mask)
+    corners, weights = np.asarray(bag.coords)[real], weights[real]
+    if alignment is None:
+        return SlideAttention(corners, weights[:, None, None])
+    most = np.argsort(-weights, kind="stable")[:FINE]
+    wanted = {tuple(corner): k for k, corner in enumerate(corners[most].tolist())}
+    rows: list[Any] = [None] * len(most)
+    for row in open_dataset(folder / "patches", "test"):
+        if (row["x"], row["y"]) in wanted:
+            rows[wanted[row["x"], row["y"]]] = row
+    encoder = PatchEncoder(backbone)
+    tokens = np.stack(list(encoder(rows)))
+    shape = encoder.size.patch_perceiver
+    graph = definition(lambda rngs: PerceiverResampler(shape, rngs=rngs))
+    params = handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
+    within = encoder.places(np.asarray(perceiver_attention(graph, params, tokens, np.ones(tokens.shape[:2], bool))))
+    shares = np.broadcast_to(weights[:, None, None] / within[0].size, (len(weights), *within.shape[1:])).copy()
+    shares[most] = weights[most, None, None] * within
+    return SlideAttention(corners, shares)
+
+
+def of_slide(attention: SlideAttention, picture: Picture) -> Evidence:
+    """The attention over a slide on its overview; the TOP places are outlined."""
     image = Image.open(io.BytesIO(picture.overview)).convert("RGBA")
     layer = Image.new("RGBA", image.size, (0, 0, 0, 0))
-    draw, factor = ImageDraw.Draw(layer), picture.factor
-    most = max(float(weights[real].max()), 1e-9)
-    ranked = real[np.argsort(-weights[real], kind="stable")]
-    for k in real:
-        draw.rectangle(_patch(bag.coords[k], factor), fill=(255, 140, 0, round(110 * float(weights[k]) / most)))
-    for k in ranked[:TOP]:
-        draw.rectangle(_patch(bag.coords[k], factor), outline=(190, 20, 60, 255), width=3)
-    top = [(int(bag.coords[k][0]), int(bag.coords[k][1]), PATCH_SIDE, float(weights[k])) for k in ranked[:TOP]]
-    caption = f"the {len(top)} of {len(real)} patches with the highest attention of the slide Perceiver"
+    draw = ImageDraw.Draw(layer)
+    places = attention.places()
+    most = max(places[0][2], 1e-9)
+    for x, y, share in places:
+        draw.rectangle(_square(x, y, attention.side, picture.factor), fill=(255, 140, 0, round(150 * share / most)))
+    for x, y, _ in places[:TOP]:
+        draw.rectangle(_square(x, y, attention.side, picture.factor), outline=(190, 20, 60, 255), width=3)
+    top = [(x, y, attention.side, share) for x, y, share in places[:TOP]]
+    caption = f"the {len(top)} of {len(places)} places of {attention.side} px with the highest attention"
     return Evidence(_jpeg(Image.alpha_composite(image, layer)), top, caption)
 
 
@@ -93,9 +156,8 @@ def boxes(picture: Picture) -> bytes:
     return _jpeg(image)
 
 
-def _patch(corner: np.ndarray, factor: float) -> tuple[float, float, float, float]:
-    x, y = float(corner[0]) / factor, float(corner[1]) / factor
-    return x, y, x + PATCH_SIDE / factor - 1, y + PATCH_SIDE / factor - 1
+def _square(x: int, y: int, side: int, factor: float) -> tuple[float, float, float, float]:
+    return x / factor, y / factor, (x + side) / factor - 1, (y + side) / factor - 1
 
 
 def _heat(image: Image.Image, grid: np.ndarray) -> Image.Image:

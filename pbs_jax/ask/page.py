@@ -62,7 +62,8 @@ def impression(picture: Picture) -> str:
             else "One white cell."
         )
     found, (sentence, shares) = len(picture.cells), picture.differential()
-    text = f"{found} white cells found on {picture.tiles[1]} usable tiles of {picture.tiles[0]}; {sentence}."
+    tiles = f" on {picture.tiles[1]} of {picture.tiles[0]} tiles" if picture.kind == "slide" else ""
+    text = f"{found} white cell{'' if found == 1 else 's'} found{tiles}; {sentence}."
     if shares:
         most = max(shares, key=lambda share: share.count)
         text += f" Most frequent: {most.label}."

@@ -26,6 +26,7 @@ from pbs_jax.decode.generate import GREEDY, Prefix
 from pbs_jax.decode.sampling import Sampling
 from pbs_jax.decode.slide_answer import SlideAnswerer, load_slide_answerer
 from pbs_jax.train import handover
+from pbs_jax.train.state import tree_sha256
 
 BATCH = 8  # rows of the language model: few questions at a time
 MOST_CELLS = 64  # of a field or slide that phase 3 is asked about, evenly over all
@@ -72,6 +73,11 @@ class Models:
     name: str
 
     @property
+    def phase2(self) -> Path | None:
+        """The phase 2 that the slide model's features come through; None = it reads the backbone's own."""
+        return self.alignment if self.slide is not None and self.slide.features["kind"] == "phase2" else None
+
+    @property
     def served(self) -> str:
         """The model's name in /v1/models."""
         return f"pbs-{self.size}"
@@ -84,23 +90,25 @@ class Models:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A picture that questions can be asked about. `asked`: the cells that phase 3 answers for; `bag`: a slide's patches."""
+    """A picture that questions can be asked about. `asked`: the cells that phase 3 answers for; `bag`: a slide's patches, and
+    the `models` that read them."""
 
     picture: Picture
     answerer: Answerer
     prefix: Prefix
     asked: list[int]
     bag: Any = None
+    models: Models | None = None
 
     @property
     def level(self) -> str:
         return "slide" if self.bag is not None else "cell"
 
 
-def load_models(checkpoints: Sequence[Path]) -> Models:
+def load_models(checkpoints: Sequence[Path], int8: bool | None = None) -> Models:
     """Finished phases 3 and 4, and what they need: phase 4's patches come through a phase 2, cells are named by a phase 0a.
 
-    Each workdir says itself which phase it is; a phase 3 or 2 names its backbone. Raises DataError.
+    Each workdir says itself which phase it is; a phase 3 or 2 names its backbone. int8: of `load_answerer`. Raises DataError.
     """
     found: dict[str, Path] = {}
     for workdir in checkpoints:
@@ -114,12 +122,14 @@ def load_models(checkpoints: Sequence[Path]) -> Models:
     contents = {phase: handover.read(workdir) for phase, workdir in found.items()}
     named = [contents[p]["facts"].get("backbone") for p in ("cell_qa", "cell_patch_alignment") if p in contents]
     backbone = found.get("backbone") or next((Path(path) for path in named if path), None)
-    cell = load_answerer(found["cell_qa"], BATCH) if "cell_qa" in found else None
-    slide = load_slide_answerer(found["slide_qa"], BATCH) if "slide_qa" in found else None
+    cell = load_answerer(found["cell_qa"], BATCH, int8=int8) if "cell_qa" in found else None
+    slide = load_slide_answerer(found["slide_qa"], BATCH, int8=int8) if "slide_qa" in found else None
     if slide is not None and slide.features["kind"] == "phase2" and "cell_patch_alignment" not in found:
         raise DataError(f"{found['slide_qa']} reads phase-2 features: give that phase 2 as another --checkpoint")
     if slide is not None and backbone is None:
         raise DataError(f"{found['slide_qa']} names no backbone: give its phase 0a as another --checkpoint")
+    if slide is not None:
+        _same_features(found["slide_qa"], slide.features, backbone, found.get("cell_patch_alignment"))
     classify = None
     if backbone is not None and "head" in handover.read(backbone)["trees"]:
         classify = pictures.classifier(backbone)
@@ -136,6 +146,18 @@ def load_models(checkpoints: Sequence[Path]) -> Models:
     )
 
 
+def _same_features(workdir: Path, learnt: dict[str, Any], backbone: Path | None, alignment: Path | None) -> None:
+    """Raises DataError unless the features that phase 4 learnt from came through these weights: before a slide is worked on."""
+    for hashed, path, tree, phase in (
+        ("backbone_sha256", backbone, "backbone", "0a"),
+        ("phase2_sha256", alignment, "patch_perceiver", "2"),
+    ):
+        if learnt[hashed] and path and tree_sha256(handover.load(path, [tree])[tree]) != learnt[hashed]:
+            raise DataError(
+                f"{path} is not the phase {phase} of the features that {workdir} learnt from: give that one"
+            )
+
+
 def _preparation(root: Path) -> Preparation:
     """How the crops of a checkpoint's training data were made. Raises DataError when that cannot be said or redone."""
     manifest = read_manifest(root / "cells")
@@ -149,7 +171,7 @@ def ready(picture: Picture, models: Models) -> Ready:
     """Encodes the picture and lets the language model read it. Raises DataError when no checkpoint fits its kind."""
     if picture.kind == "slide" and models.slide is not None:
         bag = _bag(picture, models)
-        return Ready(picture, models.slide, models.slide.read(models.slide.encode([bag.encode()])), [], bag)
+        return Ready(picture, models.slide, models.slide.read(models.slide.encode([bag.encode()])), [], bag, models)
     if models.cell is None:
         raise DataError(
             f"{picture.name} is a {picture.kind}: a phase-4 checkpoint reads slides; give a phase 3 as well"
@@ -163,8 +185,7 @@ def _bag(picture: Picture, models: Models) -> Any:
     from pbs_jax.data.slide_features import write_slide_features
 
     assert models.slide is not None and models.backbone is not None and picture.folder is not None
-    with_phase2 = models.slide.features["kind"] == "phase2"
-    write_slide_features(picture.folder, models.backbone, models.alignment if with_phase2 else None, picture.folder)
+    write_slide_features(picture.folder, models.backbone, models.phase2, picture.folder)
     bags = models.slide.open_bags(picture.folder, "test")
     return bags[bags.ids[0]]
 
@@ -175,6 +196,10 @@ def as_question(text: str, options: Sequence[str] = (), kind: str = "auto", leve
     text = text.strip()
     if not text or len(text) > 1000:
         raise DataError(f"a question has 1 to 1000 characters, this one {len(text)}")
+    try:
+        "".join((text, *options)).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"a question or option is no Unicode text ({error}): write it again") from error
     if options:
         check_options(options, options[0], f'question "{text}"')
         if len(options) > 26:
@@ -218,8 +243,15 @@ def ask(ready: Ready, qa: QA, sampling: Sampling = GREEDY, stop: Sequence[str] =
 
 
 def looked_at(ready: Ready, cell: int = 0) -> evidence.Evidence:
-    """Where the model looked: for a slide model its patches, else one cell's tokens (`cell` is its place in the picture)."""
+    """Where the model looked: for a slide model its places, else one cell's tokens (`cell` is its place in the picture)."""
     if ready.bag is not None:
         assert isinstance(ready.answerer, SlideAnswerer)
-        return evidence.of_slide(ready.answerer, ready.bag, ready.picture)
+        return evidence.of_slide(slide_attention(ready), ready.picture)
     return evidence.of_cell(ready.answerer, ready.picture.cells[cell])
+
+
+def slide_attention(ready: Ready) -> evidence.SlideAttention:
+    """Of a slide model over the patches of a slide and within them."""
+    models, folder = ready.models, ready.picture.folder
+    assert models is not None and models.slide is not None and models.backbone is not None and folder is not None
+    return evidence.slide_attention(models.slide, ready.bag, folder, models.backbone, models.phase2)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 from pbs_jax.train.state import tree_sha256
 
-Rows = list[dict[str, Any]]
+Rows = Iterable[dict[str, Any]]  # read as they are consumed: a slide may have more patches than memory
 PATCHES_AT_ONCE = 64  # given to the pooling; the backbone takes as many windows
 SLIDE_FEATURES: dict[str, Any] = {
     "slide_id": TEXT,
@@ -81,6 +83,12 @@ class PatchEncoder:
         side = self.size.vit.image_size // self.size.vit.patch_size
         return 1 + side**2 if self.size.patch_windows == 1 else 2 * self.size.patch_windows**2
 
+    def places(self, weights: np.ndarray) -> np.ndarray:
+        """Weights of a patch's tokens [P, T] -> [P, G, G] of the places that they stand for, a patch's sum 1."""
+        places = weights[:, 1:] if self.size.patch_windows == 1 else weights.reshape(len(weights), -1, 2).sum(-1)
+        grid = math.isqrt(places.shape[1])
+        return (places / places.sum(1, keepdims=True)).reshape(-1, grid, grid)
+
     def _encode(self, params: Any, pixels: jax.Array) -> jax.Array:
         """uint8[B, S, S, 3], S = windows x image size -> bfloat16[B, T, D]."""
         windows, vit = self.size.patch_windows, self.size.vit
@@ -102,7 +110,8 @@ def write_patch_features(root: Path, backbone: Path, out: Path) -> str:
     held = {record["patch_id"] for split in cells["splits"] for record in open_dataset(root / "cells", split)}
 
     def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
-        for row, tokens in zip(rows, encoder(rows), strict=True):
+        here, ahead = itertools.tee(rows)
+        for row, tokens in zip(here, encoder(ahead), strict=True):
             yield {"patch_id": row["patch_id"], "split": split, "tokens": tokens}
 
     features = {"patch_id": TEXT, "split": TEXT, "tokens": array("bfloat16", encoder.tokens, encoder.size.vit.dim)}
@@ -136,20 +145,25 @@ def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out
     stored = _stored([root, out], encoder.config, inputs["patches"])
 
     def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
+        coords: list[tuple[int, int]] = []
+        qc: list[float] = []
+
+        def tokens() -> Iterator[np.ndarray]:
+            here, ahead = itertools.tee(rows)
+            missing = encoder(row for row in ahead if row["patch_id"] not in stored)
+            for row in here:
+                coords.append((row["x"], row["y"]))
+                qc.append(row["qc_score"])
+                yield stored[row["patch_id"]] if row["patch_id"] in stored else next(missing)
+
+        pooled = np.concatenate([_padded(pool, part) for part in itertools.batched(tokens(), PATCHES_AT_ONCE)])
         yield {
             "slide_id": slide_id,
             "split": split,
-            "tokens": np.concatenate(
-                [_padded(pool, part) for part in itertools.batched(tokens(rows), PATCHES_AT_ONCE)]
-            ),
-            "coords": np.array([[row["x"], row["y"]] for row in rows], np.int32),
-            "qc": np.array([row["qc_score"] for row in rows], np.float32),
+            "tokens": pooled,
+            "coords": np.array(coords, np.int32),
+            "qc": np.array(qc, np.float32),
         }
-
-    def tokens(rows: Rows) -> Iterator[np.ndarray]:
-        missing = encoder([row for row in rows if row["patch_id"] not in stored])
-        for row in rows:
-            yield stored[row["patch_id"]] if row["patch_id"] in stored else next(missing)
 
     features = SLIDE_FEATURES | {"tokens": array("bfloat16", -1, width)}
     return _write(root, out, "slide_features", features, records, config, inputs)
@@ -187,7 +201,7 @@ def _write(
     if any((out / name).glob("*/manifest.json")):
         done = read_manifest(out / name)
         if done["config"] == config and done["inputs"] == inputs:
-            print(f"{out}/{name} is up to date ({done['content_id'][:12]})")
+            print(f"{out}/{name} is up to date ({done['content_id'][:12]})", file=sys.stderr)
             return str(done["content_id"])
     id_feature = next(iter(features))
     key = hashlib.sha256(repr((sorted(config.items()), sorted(inputs.items()))).encode()).hexdigest()
@@ -198,15 +212,19 @@ def _write(
         ids = [id for id in source.ids if keep is None or id in keep]
         # Ids are in order, and "slide:" begins those of a slide: its patches follow each other.
         slides = {slide: list(group) for slide, group in itertools.groupby(ids, lambda id: id.rpartition(":")[0])}
-        for slide_id, of_slide in progress(slides.items(), len(slides), f"{name} {split}"):
+        told = progress(ids, len(ids), f"{name} {split}, patches")
+        for slide_id, of_slide in slides.items():
             most = max(most, len(of_slide))
             unit = work / f"{stable_hash(split, slide_id):016x}.unit"
+            own = itertools.islice(told, len(of_slide))
             if unit.exists():
-                names = [slide_id] if id_feature == "slide_id" else of_slide
+                there = list(own)
+                names = [slide_id] if id_feature == "slide_id" else there
                 units.append(Unit(unit, tuple((split, id) for id in names)))
             else:
-                rows = [source[source.position(id)] for id in of_slide]
+                rows = (source[source.position(id)] for id in own)
                 units.append(write_unit(unit, features, records(split, slide_id, rows), id_feature))
+        next(told, None)  # ends the bar
     details = {"most_patches": most}
     content_id = finalise(
         out, name, features, units, id_feature=id_feature, config=config, inputs=inputs, split_level="slide",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-import uuid
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from data_prep.schema import DataError
-from pbs_jax.decode.sampling import Sampling
+from pbs_jax.serve.chat import BadParameter, completion, read_request
 from pbs_jax.serve.desk import Busy, Desk, Unknown
 
 PAGE = Path(__file__).with_name("page.html")
@@ -37,6 +37,15 @@ BODIES_AT_ONCE = 4  # pictures inside JSON are held in memory
 
 class TooLarge(Exception):
     """A body beyond its limit."""
+
+
+class Place(IntegerConvertor):
+    """A place in a list; no list here is so long that more digits mean anything."""
+
+    regex = "[0-9]{1,9}"
+
+
+register_url_convertor("place", Place())
 
 
 def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
@@ -82,9 +91,9 @@ def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
     async def ask(request: Request) -> Response:
         body = await _json(request, SMALL_BODY)
         options = body.get("options") or []
-        if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-            raise DataError("options is a list of texts")
-        question, kind = str(body.get("question", "")), str(body.get("type", "auto"))
+        question, kind = body.get("question", ""), body.get("type", "auto")
+        if not isinstance(options, list) or not all(isinstance(text, str) for text in (question, kind, *options)):
+            raise DataError("question and type are texts, options is a list of texts")
         return await _work(request, lambda: desk.asked(request.path_params["id"], question, options, kind))
 
     async def evidence(request: Request) -> Response:
@@ -99,24 +108,9 @@ def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
             body = await _json(request, max_upload * 4 // 3 + SMALL_BODY)
             if body.get("model") not in (None, "", desk.models.served):
                 return _error(f'model "{body["model"]}" is not served here: ask for "{desk.models.served}"', 404)
-            for name in ("logprobs", "tools", "response_format"):
-                if body.get(name):
-                    raise DataError(f"{name} is not offered by this server: leave it out")
-            if body.get("n") not in (None, 1):
-                raise DataError("n is 1 here: ask again for another answer")
-            picture, text = _last_question(body.get("messages"))
-            sampling = Sampling(
-                penalty=_number(body.get("repetition_penalty") or 1.0),
-                temperature=_number(body.get("temperature") or 0.0),
-                top_p=_number(body.get("top_p") or 1.0),
-                seed=int(_number(body.get("seed") or 0)),
-            )
-            stop = body.get("stop") or []
-            stop = [stop] if isinstance(stop, str) else stop
-            reply = await desk.run(request.is_disconnected, lambda: desk.chat(picture, text, sampling, stop))
-        if reply is None:
-            return Response(status_code=499)
-        return _completion(reply, desk.models.served, bool(body.get("stream")))
+            asked = read_request(body)
+            reply = await desk.run(request.is_disconnected, lambda: desk.chat(asked))
+        return Response(status_code=499) if reply is None else completion(reply, asked, desk.models.served)
 
     async def _work(request: Request, work: Callable[[], Any]) -> Response:
         result = await desk.run(request.is_disconnected, work)
@@ -128,11 +122,11 @@ def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
         Route("/", page),
         Route("/api/about", about),
         Route("/api/pictures", upload, methods=["POST"]),
-        Route("/api/slides/{number:int}", open_slide, methods=["POST"]),
+        Route("/api/slides/{number:place}", open_slide, methods=["POST"]),
         Route("/api/pictures/{id}/overview", overview),
-        Route("/api/pictures/{id}/cells/{number:int}", cell),
+        Route("/api/pictures/{id}/cells/{number:place}", cell),
         Route("/api/pictures/{id}/ask", ask, methods=["POST"]),
-        Route("/api/pictures/{id}/evidence/{number:int}", evidence),
+        Route("/api/pictures/{id}/evidence/{number:place}", evidence),
         Route("/v1/models", models),
         Route("/v1/chat/completions", chat, methods=["POST"]),
     ]
@@ -173,8 +167,9 @@ async def _json(request: Request, limit: int) -> dict[str, Any]:
     await _receive(request, limit, body.extend)
     try:
         content = json.loads(body or b"{}")
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode()  # neither half characters nor endless numbers
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the request is not JSON ({error})") from error
+        raise DataError(f"the request is not JSON of Unicode texts and finite numbers ({error})") from error
     if not isinstance(content, dict):
         raise DataError("the request is not a JSON object")
     return content
@@ -188,52 +183,26 @@ def _shown_name(text: str) -> str:
 
 def _number(value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f'"{str(value)[:40]}" is not a number') from error
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f'"{str(value)[:40]}" is not a number')
+    return number
 
 
-def _last_question(messages: Any) -> tuple[str, str]:
-    """(data URL of the latest picture, text of the last user message) of a chat. Raises DataError."""
-    picture, text = "", ""
-    for message in messages if isinstance(messages, list) else []:
-        if not isinstance(message, dict) or message.get("role") != "user":
-            continue
-        content = message.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        parts = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        text = "\n".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
-        for part in parts:
-            if part.get("type") == "image_url":
-                url = part.get("image_url")
-                picture = str(url.get("url", "") if isinstance(url, dict) else url)
-    if not text.strip() or not picture:
-        raise DataError("messages needs a user message with a text and, in it or before, a picture (image_url)")
-    return picture, text
-
-
-def _completion(reply: dict[str, Any], model: str, stream: bool) -> Response:
-    common = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-    usage = {"prompt_tokens": reply["read"], "completion_tokens": reply["written"]}
-    usage["total_tokens"] = sum(usage.values())
-    message = {"role": "assistant", "content": reply["text"]}
-    if not stream:
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        return JSONResponse(common | {"object": "chat.completion", "choices": [choice], "usage": usage})
-    # The answer is decoded in one compiled loop: it comes in one piece.
-    deltas = [{"index": 0, "delta": message, "finish_reason": None}, {"index": 0, "delta": {}, "finish_reason": "stop"}]
-    chunks = [common | {"object": "chat.completion.chunk", "choices": [delta]} for delta in deltas]
-    lines = [*(json.dumps(chunk) for chunk in chunks), "[DONE]"]
-    return Response("".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
-
-
-def _error(text: str, status: int, **headers: str) -> JSONResponse:
+def _error(text: str, status: int, param: str | None = None, **headers: str) -> JSONResponse:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return JSONResponse({"error": {"message": text, "type": kind}}, status, headers)
+    return JSONResponse({"error": {"message": text, "type": kind, "param": param}}, status, headers)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     return _error(str(error), 422)
+
+
+async def _bad_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadParameter)
+    return _error(str(error), 400, error.name)
 
 
 async def _busy(request: Request, error: Exception) -> Response:
@@ -258,6 +227,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 HANDLERS: dict[Any, Any] = {
     DataError: _refused,
+    BadParameter: _bad_parameter,
     Busy: _busy,
     Unknown: _unknown,
     TooLarge: _too_large,

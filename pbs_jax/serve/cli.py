@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from data_prep.schema import DataError
 from pbs_jax.ask.cli import add_checkpoints
 
 
@@ -35,12 +37,21 @@ def run(args: argparse.Namespace) -> int:
     from pbs_jax.serve.app import make_app
     from pbs_jax.serve.desk import Desk
 
+    for name, low, high in (("port", 0, 65535), ("max_upload", 1, 2**20), ("max_waiting", 1, 2**20)):
+        if not low <= getattr(args, name) <= high:
+            raise DataError(f"--{name} is {getattr(args, name)}: give {low} to {high}")
+    # By default both end the process before the uploads are deleted. uvicorn catches SIGTERM and raises it anew when it has
+    # shut down; it does not know SIGHUP, which nohup has ignored.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     use_compile_cache()
     local = args.host in ("127.0.0.1", "localhost", "::1")
-    with Desk(load_models(args.checkpoint), args.slides, args.max_waiting) as desk:
+    with Desk(load_models(args.checkpoint, args.int8), args.slides, args.max_waiting) as desk:
         app = make_app(desk, max_upload=args.max_upload * 2**20, local=local)
         config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning", timeout_keep_alive=30)
         socket = config.bind_socket()
+        socket.listen(config.backlog)  # who reads the address below may call at once
         port = socket.getsockname()[1]
         name = f"[{args.host}]" if ":" in args.host else args.host
         print(f"pbs serve: http{'://'}{name}:{port}/ (Ctrl-C ends it)", flush=True)

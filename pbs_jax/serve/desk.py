@@ -24,10 +24,13 @@ from data_prep.picture import SUFFIXES, Picture, open_picture, region
 from data_prep.schema import DataError
 from pbs_jax.ask import picture as asking
 from pbs_jax.ask.cli import as_json
+from pbs_jax.ask.evaluate import QUESTION
 from pbs_jax.ask.evidence import Evidence
-from pbs_jax.decode.sampling import Sampling
+from pbs_jax.decode.answer import MAX_NEW
+from pbs_jax.serve.chat import ChatRequest, Reply, ended
 
 KEPT = 16
+CELL_QUESTION = "What type of white blood cell is this?"  # offered by the page where cells are asked
 CHAT_KINDS = ("png", "jpeg", "jpg", "webp", "bmp")
 AROUND = 512  # px of the slide shown around a cell
 
@@ -97,44 +100,50 @@ class Desk:
     def new_file(self, name: str) -> Path:
         """Where an upload is to be written: a drawn name, with the client's ending if it is one that is read."""
         suffix = Path(name).suffix.casefold()
-        folder = self._folder / secrets.token_hex(8)
+        folder = self._new_folder() / "upload"  # beside what is made of it, which may not lie among the slides
         folder.mkdir()
         return folder / f"picture{suffix if suffix in SUFFIXES else '.bin'}"
 
     def discard(self, file: Path) -> None:
         """Drops an upload that came to nothing."""
-        shutil.rmtree(file.parent, ignore_errors=True)
+        _drop(file.parent.parent)
 
     def opened(self, file: Path, name: str, kind: str, mpp: float) -> dict[str, Any]:
         """Opens an uploaded file. Raises DataError, and then the file is gone."""
-        try:
-            return self._open(file, file.parent, name, kind, mpp)
-        except BaseException:
-            self.discard(file)
-            raise
+        return self._open(file, file.parent.parent, name, kind, mpp)
 
     def opened_slide(self, number: int, mpp: float) -> dict[str, Any]:
         """Opens a slide of the list."""
         if not 0 <= number < len(self._slides):
             raise Unknown
         name, path = self._slides[number]
-        return self._open(path, Path(tempfile.mkdtemp(dir=self._folder)), name, "auto", mpp)
+        return self._open(path, self._new_folder(), name, "auto", mpp)
+
+    def _new_folder(self) -> Path:
+        """One picture's: all that is written for it lies below, and goes with it."""
+        folder = self._folder / secrets.token_hex(8)
+        folder.mkdir()
+        return folder
 
     def _open(self, file: Path, folder: Path, name: str, kind: str, mpp: float) -> dict[str, Any]:
         models = self.models
-        found = open_picture(
-            file, models.prepare, kind=kind, mpp=mpp, work=folder.with_name(f"{folder.name}.work"), backbone=models.backbone,
-            classify=models.classify, name=name,
-        )  # fmt: skip
+        try:
+            found = open_picture(
+                file, models.prepare, kind=kind, mpp=mpp, work=folder / "work", backbone=models.backbone,
+                classify=models.classify, name=name,
+            )  # fmt: skip
+        except BaseException:
+            _drop(folder)
+            raise
         if found.kind != "slide" and file.is_relative_to(self._folder):
             file.unlink()
         id = secrets.token_hex(8)
         self._entries[id] = Entry(found, folder, file if found.kind == "slide" else None)
         while len(self._entries) > KEPT:
             _, old = self._entries.popitem(last=False)
-            for path in (old.folder, old.folder.with_name(f"{old.folder.name}.work")):
-                shutil.rmtree(path, ignore_errors=True)
-        return {"id": id} | as_json(found, [], models, None)
+            _drop(old.folder)
+        by_slide = found.kind == "slide" and models.slide is not None
+        return {"id": id, "question": QUESTION if by_slide else CELL_QUESTION} | as_json(found, [], models, None)
 
     def _entry(self, id: str) -> Entry:
         if id not in self._entries:
@@ -176,9 +185,9 @@ class Desk:
         overlay = f"data:image/jpeg;base64,{base64.b64encode(seen.overlay).decode()}"
         return {"caption": seen.caption, "top": seen.top, "overlay": overlay, "level": ready.level}
 
-    def chat(self, data_url: str, text: str, sampling: Sampling, stop: list[str]) -> dict[str, Any]:
-        """One question about one picture, which is not kept: text, and how many tokens were read and written."""
-        head, _, body = data_url.partition(",")
+    def chat(self, asked: ChatRequest) -> Reply:
+        """The reply to one question about one picture, which is not kept."""
+        head, _, body = asked.picture.partition(",")
         kind = head.removeprefix("data:image/").partition(";")[0]
         if not head.startswith("data:image/") or not head.endswith(";base64"):
             raise DataError(
@@ -193,18 +202,22 @@ class Desk:
             file.write_bytes(base64.b64decode(body, validate=True))
             name = f"the {kind} picture"
             found = open_picture(
-                file, self.models.prepare, work=file.parent / "work", classify=self.models.classify, name=name
+                file, self.models.prepare, work=file.parent.with_name("work"), classify=self.models.classify, name=name
             )
             ready = asking.ready(found, self.models)
-            qa = asking.released_question(text)
-            answer = asking.ask(ready, qa, sampling, stop)
+            qa = asking.released_question(asked.text)
+            answer = asking.ask(ready, qa, asked.sampling)
         except binascii.Error as error:
             raise DataError(f"the picture's base64 does not decode ({error})") from error
         finally:
             self.discard(file)
-        encode = ready.answerer.tokenizer.encode
-        read = len(ready.prefix.ids) + len(encode(text))
-        return {"text": answer.text, "read": read, "written": len(encode(answer.text)) + 1}
+        tokenizer = ready.answerer.tokenizer
+        read = len(ready.prefix.ids) + len(tokenizer.encode(asked.text))
+        return ended(answer.text, asked, tokenizer, MAX_NEW[qa.question_type], read)
+
+
+def _drop(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listed(folder: Path | None) -> list[tuple[str, Path]]:
@@ -215,4 +228,6 @@ def _listed(folder: Path | None) -> list[tuple[str, Path]]:
         raise DataError(f"--slides {folder} is not a folder")
     root = folder.resolve()
     files = sorted(path for path in root.rglob("*") if path.suffix.casefold() in SUFFIXES and path.is_file())
-    return [(path.relative_to(root).as_posix(), path) for path in files if path.resolve().is_relative_to(root)]
+    inside = [path for path in files if path.resolve().is_relative_to(root)]
+    # A name on disk may be no text, which JSON cannot say.
+    return [(path.relative_to(root).as_posix().encode(errors="replace").decode(), path) for path in inside]

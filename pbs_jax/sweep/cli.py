@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args.launcher, [command(one) for one in todo])
     if not args.report:
+        for one in todo if args.launcher != "local" else ():
+            _rehearse(one.name, command(one))
         if args.launcher == "local":
             from pbs_jax.train.check import require_usable
 
@@ -69,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         if runner.stopped:
             print("stopped by a signal: run the same command to continue")
             return pool.STOPPED
-    results, winner = report.write(sweep, out)
-    print(f"best by {sweep.metric} ({sweep.goal}): {winner.run.name}" if winner else "no run is finished yet")
+    results, winners = report.write(sweep, out)
+    print(report.verdict(sweep, winners))
     print(f"written: {out}/report.html, report.md, report.json")
     bad = [item for item in results if item.state == "failed" or (item.state == "finished" and not item.ranked)]
     return 1 if bad else 0
@@ -83,10 +85,23 @@ def _dry_run(launcher: str, commands: list[list[str]]) -> int:
             print(shlex.join(command))
             continue
         print(f"# {shlex.join(command)}", flush=True)
-        at = command.index("--")
-        if code := subprocess.run([*command[:at], "--dry_run", *command[at:]]).returncode:
+        if code := subprocess.run(_dry(command)).returncode:
             return code
     return 0
+
+
+def _dry(command: list[str]) -> list[str]:
+    at = command.index("--")
+    return [*command[:at], "--dry_run", *command[at:]]
+
+
+def _rehearse(name: str, command: list[str]) -> None:
+    """Raises DataError where the launch script would not start this run: before the first of them costs anything."""
+    from data_prep.schema import DataError
+
+    done = subprocess.run(_dry(command), capture_output=True, text=True)
+    if done.returncode:
+        raise DataError(f"{name} would not start: {done.stderr.strip()}")
 
 
 def _ask(text: str) -> None:

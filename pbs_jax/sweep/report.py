@@ -72,11 +72,20 @@ def result(sweep: Sweep, out: Path, run: Run) -> Result:
     return Result(run, state, step, points, losses, why)
 
 
-def best(sweep: Sweep, results: Sequence[Result]) -> Result | None:
-    """The ranked run with the smallest or largest metric; of equals, the first of the sweep."""
+def best(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The ranked run with the smallest or largest metric, or all that share it."""
     ranked = [item for item in results if item.ranked]
-    sign = 1 if sweep.goal == "min" else -1
-    return min(ranked, key=lambda item: sign * (item.value or 0.0), default=None)
+    values = [item.value for item in ranked if item.value is not None]
+    return [item for item in ranked if item.value == (min if sweep.goal == "min" else max)(values)]
+
+
+def verdict(sweep: Sweep, winners: Sequence[Result]) -> str:
+    """One line; equal values make no run the best."""
+    by = f"{sweep.metric} ({sweep.goal})"
+    names = ", ".join(item.run.name for item in winners)
+    if len(winners) > 1:
+        return f"no best by {by}: a tie at {winners[0].value:.4f} of {names}"
+    return f"best by {by}: {names}" if winners else "no run is finished"
 
 
 def differences(sweep: Sweep) -> tuple[list[str], list[list[Any]]]:
@@ -86,24 +95,25 @@ def differences(sweep: Sweep) -> tuple[list[str], list[list[Any]]]:
     return fields, [[view.get(field) for field in fields] for view in views]
 
 
-def write(sweep: Sweep, out: Path) -> tuple[list[Result], Result | None]:
-    """Writes the report of what is there now; returns all results and the best."""
+def write(sweep: Sweep, out: Path) -> tuple[list[Result], list[Result]]:
+    """Writes the report of what is there now; returns all results and those with the best value."""
     results = [result(sweep, out, run) for run in sweep.runs]
-    winner = best(sweep, results)
+    winners = best(sweep, results)
     fields, values = differences(sweep)
     header = ["run", "state", "step", sweep.metric, *fields]
     rows = [
         [item.run.name, f"{item.state}{f': {item.why}' if item.why else ''}", item.step, item.value, *line]
         for item, line in zip(results, values, strict=True)
     ]
-    said = f"best by {sweep.metric} ({sweep.goal}): {winner.run.name}" if winner else "no run is finished"
+    said = verdict(sweep, winners)
     content = {
         "sweep": sweep.name,
         "config": sweep.config,
         "common": sweep.common,
         "metric": sweep.metric,
         "goal": sweep.goal,
-        "best": winner.run.name if winner else None,
+        "best": winners[0].run.name if len(winners) == 1 else None,
+        "tied": [item.run.name for item in winners] if len(winners) > 1 else [],
         "runs": [
             {"name": item.run.name, "state": item.state, "why": item.why, "step": item.step, "value": item.value}
             | {"differs": dict(zip(fields, line, strict=True))}
@@ -114,8 +124,8 @@ def write(sweep: Sweep, out: Path) -> tuple[list[Result], Result | None]:
     lines = [header, ["---"] * len(header), *rows]
     table = "\n".join("| " + " | ".join(_cell(field) for field in line) + " |" for line in lines)
     atomic_write(out / "report.md", f"# Sweep {sweep.name}\n\n{said}\n\n{table}\n\n{ONE_EACH}\n")
-    atomic_write(out / "report.html", _page(sweep, results, winner, header, rows, said))
-    return results, winner
+    atomic_write(out / "report.html", _page(sweep, results, winners, header, rows, said))
+    return results, winners
 
 
 def _cell(value: Any) -> str:
@@ -125,9 +135,9 @@ def _cell(value: Any) -> str:
 
 
 def _page(
-    sweep: Sweep, results: Sequence[Result], winner: Result | None, header: list[str], rows: list[list[Any]], said: str
+    sweep: Sweep, results: Sequence[Result], winners: list[Result], header: list[str], rows: list[list[Any]], said: str
 ) -> str:
-    strong = [k for k, item in enumerate(results) if item is winner]
+    strong = [k for k, item in enumerate(results) if item in winners]
     shown = [
         [str(field) if isinstance(field, float) and k > 3 else field for k, field in enumerate(row)] for row in rows
     ]
@@ -135,7 +145,7 @@ def _page(
         charts.line_chart({item.run.name: item.points for item in results}, sweep.metric),
         charts.line_chart({item.run.name: item.losses for item in results}, "train/loss"),
     ]
-    card = [(winner.value, f"{sweep.metric}, {winner.run.name}", "best")] if winner else []
+    card = [(winners[0].value, f"{sweep.metric}, {winners[0].run.name}", "best")] if len(winners) == 1 else []
     sections = [
         html.Section("Best", html.cards(card) + html.notice(ONE_EACH), said),
         html.Section(

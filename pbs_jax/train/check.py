@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from data_prep.schema import DataError
 from pbs_jax.train.phases import NAMES
 
 FILE = "handover.json"
+REMOTE = "gs://"  # what launch/tpu_worker.sh copies to its machine
 ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has a `weight`
+
+NO_ROOT = "config.data.root is empty: name the folder that `pbs data run --out` wrote"
+NO_INIT = "config.init_from.{field} is empty: name the workdir of a finished {phase} phase"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,18 @@ NEEDS = {
 
 def require_usable(config: Any) -> None:
     """Raises one DataError that lists every problem of the config."""
-    found = list(problems(config))
+    _raise(list(problems(config)))
+
+
+def require_usable_elsewhere(config: Any, name: str, mounted: bool) -> None:
+    """The same for a new machine, which has this package and nothing else of this one's files.
+
+    name: what --config names. mounted: folders are mounted there first, so that absolute paths may be right.
+    """
+    _raise(list(_problems_elsewhere(config, name, mounted)))
+
+
+def _raise(found: Sequence[str]) -> None:
     if len(found) == 1:
         raise DataError(found[0])
     if found:
@@ -74,6 +89,25 @@ def problems(config: Any) -> Iterator[str]:
     for field, phase in needs.init + given:
         yield from _init(config, field, phase)
     yield from _shapes(config)
+
+
+def _problems_elsewhere(config: Any, name: str, mounted: bool) -> Iterator[str]:
+    if not name.isidentifier():
+        yield f"--config={name} is a file of this machine: put it into configs/ and name it without .py"
+    yield from _numbers(config)
+    if not config.data.root:
+        yield NO_ROOT
+    for field, phase in NEEDS.get(config.phase, Needs(())).init:
+        if not config.init_from[field]:
+            yield NO_INIT.format(field=field, phase=phase)
+    fields = {f"data.{field}": config.data[field] for field in ("root", "features", "slides")}
+    fields |= {f"init_from.{field}": config.init_from[field] for field in config.init_from} | {"words": config.words}
+    for field, address in fields.items():
+        if address and not address.startswith(REMOTE) and not (mounted and address.startswith("/")):
+            yield (
+                f"config.{field}={address} is not on the new machine: copy it to a bucket (`gcloud storage rsync "
+                f"--recursive`) and give its {REMOTE} address, or mount it there (--before) and give its absolute path"
+            )
 
 
 def _numbers(config: Any) -> Iterator[str]:
@@ -106,7 +140,7 @@ def _numbers(config: Any) -> Iterator[str]:
 
 def _datasets(config: Any, needs: Needs) -> Iterator[str]:
     if not config.data.root:
-        yield "config.data.root is empty: name the folder that `pbs data run --out` wrote"
+        yield NO_ROOT
         return
     root = Path(config.data.root)
     for name in needs.data:
@@ -130,7 +164,7 @@ def _unreadable(dataset: Path) -> list[str]:
 def _init(config: Any, field: str, phase: str) -> Iterator[str]:
     workdir = config.init_from[field]
     if not workdir:
-        yield f"config.init_from.{field} is empty: name the workdir of a finished {phase} phase"
+        yield NO_INIT.format(field=field, phase=phase)
         return
     content = _handover(workdir)
     if content is None:

@@ -22,6 +22,11 @@ def add_parser(subparsers: Any) -> None:
         "--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json"
     )
     parser.add_argument("--inspect_batch", action="store_true", help="print the first batch as text and stop")
+    parser.add_argument(
+        "--check_only",
+        choices=("gs", "mounted"),
+        help="train nothing: check the config for a new machine, which reaches gs:// only, or mounted folders too",
+    )
     hosts = parser.add_argument_group("several hosts", "on Cloud TPU and Slurm --processes=auto finds all of it")
     hosts.add_argument("--processes", default="1", metavar="N|auto", help="processes of the run; each host starts one")
     hosts.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
@@ -34,6 +39,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_args(args.config_args)
+    if args.check_only:
+        from pbs_jax.train.check import require_usable_elsewhere
+
+        name = args.config_args[0].removeprefix("--config=").partition(":")[0]
+        require_usable_elsewhere(config, name, args.check_only == "mounted")
+        return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from absl import logging
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data_prep.picture import Preparation
@@ -14,6 +15,7 @@ from data_prep.schema import DataError
 from data_prep.slide_qa_bank import DOMINANT, WORDINGS
 from data_prep.slide_table import SlideRow
 from pbs_jax.ask import evaluate
+from pbs_jax.ask.evidence import SlideAttention
 
 
 @pytest.fixture
@@ -39,10 +41,14 @@ def mosaics(tmp_path: Path) -> Path:
 def test_the_report_counts_what_was_said(mosaics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"s0": "Neutrophil", "s1": "Basophil", "s2": "Neutrophil", "s3": None}
 
+    # Two patches of four places of 256 px; the cell covers 40 x 40 px of the second's first place.
+    shares = np.array([[[0.1, 0.05], [0.05, 0.05]], [[0.6, 0.05], [0.05, 0.05]]])
+    attention = SlideAttention(np.array([[0, 0], [512, 0]]), shares)
+
     def answer(root: Path, row: SlideRow, models: Any) -> Any:
         if row.path.startswith("background") or said[row.slide_id] is None:
-            return None, {}
-        return said[row.slide_id], {(0, 0): 0.25, (512, 0): 0.75}
+            return None, None
+        return said[row.slide_id], attention
 
     @dataclasses.dataclass
     class Loaded:
@@ -54,7 +60,10 @@ def test_the_report_counts_what_was_said(mosaics: Path, monkeypatch: pytest.Monk
     assert "4 held-out mosaics" in text and "mosaics refused: 1 of 4" in text
     found = {line.split()[1]: line for line in text.splitlines() if line.startswith("  ")}
     assert " 0.500 [" in found["ask"] and " 0.500 [" in found["Neutrophil"] and " 0.000 [" in found["slides"]
-    assert "attention on patches with white cells 0.750, their share of the patches 0.500" in text
+    assert (
+        f"attention on white cells {0.6 * 1600 / 256**2:.3f}, their share of the area {1600 / 8 / 256**2:.3f}" in text
+    )
+    assert "outlined places with a white cell 0.125, of all places 0.125" in text
 
 
 def test_the_question_is_the_templates() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import struct
 import zlib
 from pathlib import Path
@@ -10,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.picture import Preparation, open_picture
-from data_prep.schema import DataError
+from data_prep import picture, pyramid
+from data_prep.picture import Picture, Preparation, open_picture
+from data_prep.schema import Cell, DataError
+from pbs_jax.ask.page import impression
 
 
 def look(path: Path, work: Path, **options):
@@ -105,6 +109,86 @@ def test_a_blurred_field_fails_quality_control(shared: Path, tmp_path: Path):
 def test_another_geometry_is_refused():
     with pytest.raises(DataError, match="geometry"):
         Preparation("box2.5-white-bicubic64")
+
+
+@pytest.fixture
+def large_slide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pyramid of 191 million pixels, more than Pillow opens: the same tile everywhere."""
+    tile = io.BytesIO()
+    Image.new("RGB", (pyramid.TILE, pyramid.TILE), (230, 200, 210)).save(tile, "JPEG")
+
+    def tiles(size: tuple[int, int], *more):
+        return itertools.repeat(tile.getvalue(), -(-size[0] // pyramid.TILE) * -(-size[1] // pyramid.TILE))
+
+    monkeypatch.setattr(pyramid, "_tiles", tiles)
+    (tmp_path / "slides").mkdir()
+    path = tmp_path / "slides" / "large.tiff"
+    pyramid.write_pyramid(path, 13_824, 13_824, lambda *box: np.empty(0), mpp=0.25)
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tiff", ".svs"])
+@pytest.mark.parametrize("kind", ["auto", "slide"])
+def test_no_slide_is_too_large(large_slide: Path, suffix: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    path = large_slide.rename(large_slide.with_suffix(suffix))
+    taken = []
+    monkeypatch.setattr(picture, "_slide", lambda path, name, size, *more: taken.append(size))
+    look(path, path.parent.parent, kind=kind)
+    assert taken == [(13_824, 13_824)]
+    with pytest.raises(DataError, match="too many for a field: open it as slide"):
+        look(path, path.parent.parent, kind="field")
+
+
+def test_a_one_level_tiff_of_many_pixels_is_a_slide_and_one_large_strip_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import tifffile
+
+    monkeypatch.setattr(picture, "_slide", lambda path, name, size, *more: size)
+    zeros = np.zeros((8_000, 8_000, 3), np.uint8)
+    for name, shape in (("tiles", {"tile": (512, 512)}), ("rows", {"rowsperstrip": 64})):
+        tifffile.imwrite(tmp_path / f"{name}.tiff", zeros, photometric="rgb", compression="zlib", **shape)
+        assert look(tmp_path / f"{name}.tiff", tmp_path) == (8_000, 8_000)
+    for name, shape in (("tile", {"tile": (8_000, 8_000)}), ("strip", {"rowsperstrip": 8_000})):
+        tifffile.imwrite(tmp_path / f"{name}.tiff", zeros, photometric="rgb", compression="zlib", **shape)
+        with pytest.raises(DataError, match="convert it to a tiled TIFF"):
+            look(tmp_path / f"{name}.tiff", tmp_path, kind="slide")
+
+
+def test_refusals_name_no_table_no_folder_and_no_option_of_another_program(shared: Path, tmp_path: Path):
+    slide = next((shared / "data/slides").rglob("CMU-1-Small-Region.svs"))
+    (tmp_path / "text.jpg").write_text("hello")
+    Image.new("P", (300, 300)).save(tmp_path / "palette.gif")
+    blank = tmp_path / "blank.tiff"
+    pyramid.write_pyramid(blank, 1100, 1100, lambda x, y, w, h: np.full((h, w, 3), 240, np.uint8))
+    messages = []
+    for number, (path, options) in enumerate(
+        [
+            (slide, {}),  # no 40x scan
+            (slide, {"mpp": 0.25}),  # tissue
+            (blank, {}),  # no scale
+            (blank, {"mpp": 0.25}),  # no usable tile
+            *((blank, {"mpp": mpp}) for mpp in (float("nan"), float("inf"), -1.0, 40.0)),
+            (tmp_path / "text.jpg", {}),
+            (tmp_path / "palette.gif", {}),
+        ]
+    ):
+        with pytest.raises(DataError) as refused:
+            look(path, tmp_path.with_name(f"{tmp_path.name}-{number}"), **options)
+        messages.append(str(refused.value))
+    for message in messages:
+        assert not any(words in message for words in ("table", "qc/", "--", "BytesIO", "a auto", str(tmp_path))), (
+            message
+        )
+    assert "give its mpp" in messages[2] and "GIF" in messages[-1] and "save it as PNG" in messages[-1]
+
+
+def test_one_is_not_counted_as_many():
+    cell = Cell("a:0", "test", "Neutrophil", "model", b"")
+    found = Picture("a", "slide", (1, 1), 0.25, "", [cell], b"", 1.0, (1, 1))
+    assert impression(found).startswith("1 white cell found on 1 of 1 tiles;")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Fake cluster commands on PATH: each records its calls, none leaves this machine."""
+"""Fake cluster commands on PATH: each records its calls, none leaves this machine. `pbs` finds nothing wrong and is quick."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class Fake:
         path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >>"$FAKE_CLOUD/calls"\n{body}\n')
         path.chmod(0o755)
 
+    def real_pbs(self) -> None:
+        """`pbs` is this repository's, so that configs are really read."""
+        (self.folder / "bin/pbs").write_text(
+            f'#!/usr/bin/env bash\nPYTHONPATH={self.launch.parent} exec {sys.executable} -m pbs_jax.cli "$@"\n'
+        )
+
 
 @pytest.fixture
 def fake(tmp_path: Path, repo: Path) -> Fake:
@@ -44,5 +50,10 @@ def fake(tmp_path: Path, repo: Path) -> Fake:
     gcloud = folder / "bin" / "gcloud"
     gcloud.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -S {repo / "tests/launch/fake_gcloud.py"} "$@"\n')
     gcloud.chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKE_CLOUD": str(folder)}
+    pbs = folder / "bin" / "pbs"
+    pbs.write_text("#!/usr/bin/env bash\n")
+    pbs.chmod(0o755)
+    environment = (
+        os.environ | {"PBS": str(pbs)} | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKE_CLOUD": str(folder)}
+    )
     return Fake(folder, environment, repo / "launch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pbs_jax import config
+from pbs_jax import cli, config
 from pbs_jax.sweep import spec
 from tests.launch.conftest import Fake
 
@@ -43,11 +44,20 @@ def test_options_of_the_readme_are_known(fake: Fake, repo: Path) -> None:
     ]
     (options,) = re.findall(r'^\s*tpu="(.*)"$', text, re.M)
     assert len(lines) >= 4
+    fake.real_pbs()
     for line in lines:
         arguments = line.replace("$tpu", options).replace("--dry_run ", "").split()[2:]
         done = fake.run("tpu.sh", "train", "--dry_run", *arguments)
         assert done.returncode == 0, done.stderr
     assert fake.calls() == []
+
+
+def test_the_data_guide_has_a_command_for_every_source(repo: Path) -> None:
+    guide = (repo / "launch/README.md").read_text().split("## Data guide", 1)[1]
+    commands = [shlex.split(text)[1:] for text in re.findall(r"`(pbs [^`…]+)`", guide)]
+    parsed = [cli.build_parser().parse_args(words) for words in commands if len(words) > 2]
+    given = {args.source for args in parsed if args.group == "data" and args.command == "run"}
+    assert given == {"slides", "lmu", "apl", "lisc", "pbc", "bccd"}
 
 
 def test_the_workflow_is_ci_run(repo: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.slide_qa_bank import DOMINANT, WORDINGS
+
 NEEDS = {("compile",): "libtpu", ("weights", "export"): "torch"}
 
 
@@ -27,6 +29,7 @@ def test_the_path_goes_from_data_to_an_answer(repo: Path) -> None:
     assert commands[0][:2] == ["data", "run"] and commands[-1][0] == "ask"
     trained = " ".join(argument for command in commands for argument in command if argument.startswith("--config="))
     assert all(f"phase{k}" in trained for k in range(5))
+    assert commands[-1][2] in WORDINGS[DOMINANT].blanks  # a wording that slides' questions are trained on
 
 
 @pytest.mark.slow

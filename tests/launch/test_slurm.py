@@ -18,6 +18,7 @@ def slurm(fake: Fake) -> Fake:
     fake.command("squeue", 'cat "$FAKE_CLOUD/queue" 2>/dev/null || true')
     fake.command("srun", 'exit "$(cat "$FAKE_CLOUD/srun_exit")"')
     fake.command("scontrol", "")
+    fake.command("scancel", "")
     return fake
 
 
@@ -51,17 +52,24 @@ def test_a_queued_or_finished_run_is_not_submitted_again(slurm: Fake, tmp_path: 
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (1, False)])
-def test_only_a_saved_run_is_queued_again(code: int, requeued: bool, slurm: Fake, tmp_path: Path) -> None:
+def test_only_a_saved_run_is_queued_again(code: int, requeued: bool, slurm: Fake, tmp_path: Path, repo: Path) -> None:
     (slurm.folder / "srun_exit").write_text(str(code))
     spooled = shutil.copy(slurm.launch / "slurm.sh", tmp_path / "slurm_script")  # as sbatch does
     slurm.launch = Path(spooled).parent
-    done = slurm.run("slurm_script", "job", "--config=x", PBS_ROOT=str(tmp_path), SLURM_NTASKS="8", SLURM_JOB_ID="17")
+    done = slurm.run("slurm_script", "job", "--config=x", PBS_ROOT=str(repo), SLURM_NTASKS="8", SLURM_JOB_ID="17")
     assert done.returncode == code
     calls = slurm.calls()
-    assert calls[0] == f"srun --kill-on-bad-exit=1 {tmp_path}/.venv/bin/pbs train --config=x --processes=auto"
+    assert calls[0] == f"srun --kill-on-bad-exit=1 {repo}/.venv/bin/pbs train --config=x --processes=auto"
     assert ("scontrol requeue 17" in calls) == requeued
 
 
-def test_dry_run_submits_nothing(slurm: Fake, tmp_path: Path) -> None:
-    assert submit(slurm, tmp_path, "--dry_run").startswith("sbatch --parsable --job-name=n ")
-    assert slurm.calls() == []
+def test_a_relative_workdir_is_the_callers(slurm: Fake, tmp_path: Path) -> None:
+    done = slurm.run("slurm.sh", "submit", "--name=n", "--workdir=r/w", "--dry_run", *TRAIN)
+    assert done.stdout.split()[-1] == f"--workdir={Path.cwd() / 'r/w'}"
+
+
+def test_cancelling_asks_first(slurm: Fake) -> None:
+    done = slurm.run("slurm.sh", "cancel", "--name=n")
+    assert done.returncode == 2 and "--yes" in done.stderr and slurm.calls() == []
+    assert slurm.run("slurm.sh", "cancel", "--name=n", "--yes").returncode == 0
+    assert slurm.calls() == ["scancel --me --name=n"]

@@ -127,6 +127,52 @@ def test_dry_run_prints_exact_commands_and_calls_nothing(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "training", "said"),
+    [
+        ((), ("--config=phase9_x",), "phase9_x"),
+        ((), ("--config={file}", "--config.data.root=gs://b/d"), "put it into configs/"),
+        ((), ("--config=phase0_backbone", "--config.steps=many", "--config.data.root=gs://b/d"), "takes one int"),
+        ((), ("--config=phase0_backbone",), "data.root is empty"),
+        ((), ("--config=phase0_backbone", "--config.data.root=/local/d"), "config.data.root=/local/d is not on"),
+        ((), ("--config=phase4_slide_qa", "--config.data.root=gs://b/d"), "init_from.language_model is empty"),
+        (
+            ("--before=mount it",),
+            ("--config=phase4_slide_qa", "--config.data.root=/mnt/d", "--config.init_from.language_model=runs/lm"),
+            "config.init_from.language_model=runs/lm is not on",
+        ),
+        ((), ("--config", "phase0_backbone"), "write it as one word"),
+        ((), ("--config=phase0_backbone", "--config.data.root=gs://b/d", "--steps=3"), "unrecognized arguments"),
+    ],
+)
+def test_what_would_fail_on_the_machine_fails_before_it_is_made(
+    options: tuple[str, ...], training: tuple[str, ...], said: str, fake: Fake, tmp_path: Path
+) -> None:
+    fake.real_pbs()
+    own = tmp_path / "own.py"
+    own.write_text("from configs.phase0_backbone import get_config as get_config\n")
+    words = [word.format(file=own) for word in training]
+    for more in ("--yes", "--dry_run"):
+        done = fake.run("tpu.sh", "train", *WHERE, more, *options, "--", *words)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert fake.calls() == []
+
+
+@pytest.mark.parametrize("action", ["create", "run", "watch"])
+def test_every_action_that_is_told_the_training_checks_it(action: str, fake: Fake) -> None:
+    fake.command("pbs", "exit 1")
+    assert fake.run("tpu.sh", action, *WHERE, "--yes", *TRAIN).returncode == 2
+    (call,) = fake.calls()
+    assert call.startswith("pbs train --config=phase0_backbone ") and call.endswith(" --check_only=gs")
+
+
+def test_mounted_folders_are_within_reach(fake: Fake) -> None:
+    fake.real_pbs()
+    training = ("--", "--config=phase0_backbone", "--config.data.root=/mnt/share/d")
+    done = fake.run("tpu.sh", "train", *WHERE, "--before=mount it", "--dry_run", *training)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("train", "--name=A_b", "--zone=z", "--bucket=gs://b"), "--name"),

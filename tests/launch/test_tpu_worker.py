@@ -50,21 +50,27 @@ def test_a_bucket_that_cannot_be_read_is_no_new_run(fake: Fake) -> None:
     assert not any(call.startswith("pbs train") for call in fake.calls())
 
 
-def test_finished_phases_come_from_the_bucket(fake: Fake) -> None:
-    phase = fake.folder / "buckets/b/runs/0a/run"
-    phase.mkdir(parents=True)
-    (phase / "handover.json").write_text("{}")
+def test_data_and_finished_phases_come_from_the_bucket(fake: Fake) -> None:
+    phase, data = fake.folder / "buckets/b/runs/0a/run", fake.folder / "buckets/b/data"
+    for folder, name in ((phase, "handover.json"), (data, "tokenizer.json")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("{}")
     fake.run(
         "tpu_worker.sh",
         "run",
         REMOTE,
         "-",
         "--config.init_from.backbone=gs://b/runs/0a/run",
+        "--config.data.root=gs://b/data",
+        "--config.seed=3",
         **stand_in(fake, "exit 0"),
     )
     (call,) = [call for call in fake.calls() if call.startswith("pbs train")]
-    here = fake.folder / "vm/init/backbone"
-    assert f"--config.init_from.backbone={here} " in call and (here / "handover.json").exists()
+    given = dict(word.split("=") for word in call.split() if word.startswith("--config."))
+    assert (Path(given["--config.init_from.backbone"]) / "handover.json").exists()
+    assert (Path(given["--config.data.root"]) / "tokenizer.json").exists()
+    assert given["--config.seed"] == "3"
+    assert len({Path(folder).parent for field, folder in given.items() if "seed" not in field}) == 1
 
 
 def test_other_workers_copy_nothing(fake: Fake) -> None:

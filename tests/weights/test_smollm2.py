@@ -86,18 +86,31 @@ def test_logits(folder: Path, both: Any) -> None:
     assert off <= 1e-4 and apart <= 1.6e-4
 
 
-def test_greedy_tokens(folder: Path, both: Any) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.05])
+def test_greedy_tokens(folder: Path, both: Any, penalty: float) -> None:
+    """Batched and padded as transformers batches and pads (with <|im_end|>, which every prompt holds anyway)."""
     import torch
 
     theirs, graph, params = both
     asked = prompts(folder)
-    with jax.default_matmul_precision("highest"):
-        ours, _ = generate(graph, params, asked, None, pad_id=11, slot_id=5, stop_ids=(2,), max_new=64)
+
+    def answers(rows: list[list[int]]) -> list[list[int]]:
+        with jax.default_matmul_precision("highest"):
+            return generate(
+                graph, params, rows, None, pad_id=11, slot_id=5, stop_ids=(2,), max_new=64, penalty=penalty
+            )[0]
+
+    ours = answers(asked)
     length = max(map(len, asked))
     ids = torch.tensor([[2] * (length - len(row)) + row for row in asked])
     mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in asked])
-    out = theirs.generate(ids, attention_mask=mask, max_new_tokens=64, do_sample=False, eos_token_id=2, pad_token_id=2)
+    out = theirs.generate(
+        ids, attention_mask=mask, max_new_tokens=64, do_sample=False, repetition_penalty=penalty,
+        eos_token_id=2, pad_token_id=2,
+    )  # fmt: skip
     for row, answer in zip(out[:, length:].tolist(), ours, strict=True):
         assert answer == (row[: row.index(2)] if 2 in row else row)
     assert max(map(len, ours)) == 64
+    for k in (0, 3, 7):  # alone, without padding beside others
+        assert answers(asked[k : k + 1]) == ours[k : k + 1]
     print(load_tokenizer(folder / "hf").decode(ours[0]))
