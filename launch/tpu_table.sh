@@ -21,8 +21,11 @@ for topology in v5e:1x1 v5e:2x4 v5e:4x4 v6e:2x4 v5p:2x2x1; do
   # One 16 GB chip holds the language model as int8 only, and one row (its questions about three images) at a time.
   one=()
   [ $topology = v5e:1x1 ] && one=(--config.int8=true --config.batch_size=1)
-  cell "1_$topology" phase1_cell_representation $topology
-  cell "2_$topology" phase2_cell_patch_alignment $topology
+  # Where people will train first: twice the paper's batch.
+  twice=()
+  [ $topology = v5e:2x4 ] && twice=(--config.batch_size=64)
+  cell "1_$topology" phase1_cell_representation $topology "${twice[@]}"
+  cell "2_$topology" phase2_cell_patch_alignment $topology "${twice[@]}"
   cell "3_$topology" phase3_cell_qa $topology "${one[@]}"
   cell "4_$topology" phase4_slide_qa $topology "${one[@]}"
   cell "features_$topology" phase1_cell_representation $topology --step features

@@ -21,7 +21,7 @@ from pbs_jax.decode.sampling import Sampling, choose
 from pbs_jax.models.decoder import Decoder, KVCache, init_cache, merge_apart
 from pbs_jax.models.pbs_vl import insert_visual, rope_positions
 
-BUCKET = 16  # prompt lengths are padded up to a multiple of this
+BUCKET = 8  # prompt lengths are padded up to a multiple of this
 GREEDY = Sampling()
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-LONG_ROW, QUERY_BLOCK = 1024, 192  # tokens; shorter rows take one block
+LONG_ROW, QUERY_BLOCK = 384, 192  # tokens; shorter rows take one block
 trunc_normal = jax.nn.initializers.truncated_normal
 
 
@@ -113,14 +113,14 @@ def attention(
     batch, length, heads, width = q.shape
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
     logits = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=jnp.float32) * width**-0.5
-    if mask is None:
-        weights = jax.nn.softmax(logits, axis=-1)
-    else:
-        mask = mask[:, None, None] if mask.ndim == 3 else mask[:, :, None]
+    if mask is not None:
+        mask = mask[:, None, None] if mask.ndim == 3 else mask[:, :, None]  # [B, 1|K, 1, T, S]
         logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
-        weights = jnp.where(mask, jax.nn.softmax(logits, axis=-1), 0.0)
-    weights = dropout(weights, rate, key).astype(v.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, -1).astype(q.dtype)
+    weights = dropout(jax.nn.softmax(logits, axis=-1), rate, key).astype(v.dtype)
+    out = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+    if mask is not None:  # on the outputs: the weights are many more
+        out = jnp.where(jnp.moveaxis(mask.any(-1, keepdims=True), 3, 1), out, 0.0)
+    return out.reshape(batch, length, heads, -1).astype(q.dtype)
 
 
 def one_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

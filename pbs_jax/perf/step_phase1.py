@@ -37,20 +37,17 @@ def report(size_name: str, cells: int, rounds: int) -> str:
     tokens = 1 + (size.vit.image_size // size.vit.patch_size) ** 2
     features = generator.standard_normal((cells, tokens, size.vit.dim), np.float32)
     ours = jax_step(config, phase1.networks(size), phase1.make_loss(size), {"features": features, "text": text}, cells)
-    sides = {
-        "ours, cached tokens": ours,
-        "PyTorch, backbone in the step": torch_step(size.qformer, text, size.vit, None),
-        "PyTorch, cached tokens": torch_step(size.qformer, text, size.vit, features),
-    }
+    read, cached = torch_steps(size.qformer, text, size.vit, features)
+    sides = {"ours, cached tokens": ours, "PyTorch, backbone in the step": read, "PyTorch, cached tokens": cached}
     found = alternate(sides, rounds)
     title = f"phase 1 training step of {cells} cells at size {size_name}, {rounds} alternating rounds, medians (cells a second):"
     return "\n".join([title, *rates(found, "PyTorch, backbone in the step")])
 
 
-def torch_step(
-    shape: QFormerConfig, text: np.ndarray, vit: ViTConfig, features: np.ndarray | None
-) -> Callable[[], float]:
-    """Steps over the captions; `features` stand for the backbone's tokens, without them it reads pixels in every step."""
+def torch_steps(
+    shape: QFormerConfig, text: np.ndarray, vit: ViTConfig, features: np.ndarray
+) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Steps of one model over the captions: the backbone reads pixels, or `features` stand for its tokens."""
     import torch
     import transformers
     from torch.nn import functional as F
@@ -78,26 +75,21 @@ def torch_step(
     optimiser = torch.optim.AdamW(parts.parameters(), lr=5e-5)
     ids = torch.tensor(text).long()
     cells = len(ids)
-    if features is None:
-        backbone = transformers.Dinov2Model(
-            transformers.Dinov2Config(
-                hidden_size=vit.dim, num_hidden_layers=vit.depth, num_attention_heads=vit.heads,
-                image_size=vit.image_size, patch_size=vit.patch_size,
-            )
-        ).eval().requires_grad_(False)  # fmt: skip
-        pixels = torch.randn(cells, 3, vit.image_size, vit.image_size)
-        see = lambda: backbone(pixels).last_hidden_state  # noqa: E731
-    else:
-        tokens = torch.tensor(features)
-        see = lambda: tokens  # noqa: E731
+    backbone = transformers.Dinov2Model(
+        transformers.Dinov2Config(
+            hidden_size=vit.dim, num_hidden_layers=vit.depth, num_attention_heads=vit.heads,
+            image_size=vit.image_size, patch_size=vit.patch_size,
+        )
+    ).eval().requires_grad_(False)  # fmt: skip
+    pixels, tokens = torch.randn(cells, 3, vit.image_size, vit.image_size), torch.tensor(features)
 
     def read(queries: Any, captions: Any, image: Any) -> Any:
         embeds = parts.words(input_ids=captions, query_embeds=queries) if captions is not None else queries
         length = queries.shape[1] if queries is not None else 0
         return parts.qformer(query_embeds=embeds, query_length=length, encoder_hidden_states=image).last_hidden_state
 
-    def run() -> float:
-        image = parts.norm(see())
+    def step(seen_tokens: Any) -> float:
+        image = parts.norm(seen_tokens)
         queries = parts.queries.expand(cells, -1, -1)
         seen = F.normalize(parts.image(read(queries, None, image)), dim=-1)
         said = F.normalize(parts.text(read(None, ids, None)[:, 0]), dim=-1)
@@ -125,4 +117,4 @@ def torch_step(
         optimiser.zero_grad()
         return float(cells)
 
-    return run
+    return lambda: step(backbone(pixels).last_hidden_state), lambda: step(tokens)
