@@ -59,7 +59,7 @@ class Chain:
     size: Size
 
 
-def tiny_size(name: str, tokenizer: Tokenizer | None = None) -> Size:
+def tiny_size(name: str, tokenizer: Tokenizer | None = None, *, int8: bool = False) -> Size:
     """In place of `get_size`."""
     vocab = {"vocab": tokenizer.size} if tokenizer else {}
     ids = {
@@ -71,7 +71,7 @@ def tiny_size(name: str, tokenizer: Tokenizer | None = None) -> Size:
         name,
         ViTConfig.nano(image_size=32, dim=32, depth=2, heads=4, mlp_dim=48),
         QFormerConfig.nano(**width, encoder_width=32, projection=16, **vocab, **ids),
-        DecoderConfig.nano(**width, kv_heads=2, head_dim=8, mrope_section=(2, 1, 1), **vocab),
+        DecoderConfig.nano(**width, kv_heads=2, head_dim=8, mrope_section=(2, 1, 1), int8=int8, **vocab),
         "float32",
     )
 
