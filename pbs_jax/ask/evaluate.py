@@ -81,8 +81,8 @@ def _on_cells(attention: SlideAttention, cells: Sequence[Mapping[str, Any]]) -> 
     """(attention on the boxes of white cells, their share of the area; of the outlined places those that touch a box, of all)."""
     covered = attention.on([cell["box"] for cell in cells])
     touched = (covered > 0).ravel()
-    top = np.argsort(-attention.shares.ravel(), kind="stable")[:TOP]
-    return float((attention.shares * covered).sum()), float(covered.mean()), touched[top].mean(), touched.mean()
+    hits = touched[attention.order[:TOP]]
+    return float((attention.shares * covered).sum()), float(covered.mean()), hits.mean(), touched.mean()
 
 
 def _looked(seen: Sequence[tuple[float, float, float, float]]) -> list[str]:

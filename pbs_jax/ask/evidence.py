@@ -29,9 +29,6 @@ from pbs_jax.data.slide_features import PatchEncoder
 from pbs_jax.decode.answer import Answerer
 from pbs_jax.decode.slide_answer import SlideAnswerer
 from pbs_jax.models.layers import split_heads
-from pbs_jax.models.perceiver import PerceiverResampler
-from pbs_jax.train import handover
-from pbs_jax.train.phase import definition
 
 TOP = 8  # places that are outlined
 FINE = 64  # patches of a slide, those read most, that are looked into: each goes through the backbone once more
@@ -79,31 +76,36 @@ class SlideAttention:
         """px of a place."""
         return PATCH_SIDE // self.shares.shape[1]
 
+    @property
+    def order(self) -> np.ndarray:
+        """Numbers of all places, those read most first."""
+        return np.argsort(-self.shares.ravel(), kind="stable")
+
     def places(self) -> list[tuple[int, int, float]]:
-        """(left, top, share) of every place, those read most first."""
+        """(left, top, share) of every place, in `order`."""
         grid = np.arange(self.shares.shape[1]) * self.side
         left, top = (self.corners[:, axis, None, None] + offset for axis, offset in ((0, grid), (1, grid[:, None])))
         left, top, shares = (np.broadcast_to(part, self.shares.shape).ravel() for part in (left, top, self.shares))
-        order = np.argsort(-shares, kind="stable")
-        return [(int(left[k]), int(top[k]), float(shares[k])) for k in order]
+        return [(int(left[k]), int(top[k]), float(shares[k])) for k in self.order]
 
     def on(self, boxes: Sequence[Sequence[int]]) -> np.ndarray:
         """The covered part of every place, float[P, G, G]; boxes (left, top, right, bottom) in the slide's pixels."""
-        covered = np.zeros((len(self.corners), PATCH_SIDE, PATCH_SIDE), bool)
-        for patch, (x, y) in zip(covered, self.corners, strict=True):
+        grid, parts = self.shares.shape[1], []
+        for x, y in self.corners:
+            patch = np.zeros((PATCH_SIDE, PATCH_SIDE), bool)
             for left, top, right, bottom in boxes:
                 patch[max(top - y, 0) : max(bottom - y, 0), max(left - x, 0) : max(right - x, 0)] = True
-        grid = self.shares.shape[1]
-        return covered.reshape(-1, grid, self.side, grid, self.side).mean((2, 4))
+            parts.append(patch.reshape(grid, self.side, grid, self.side).mean((1, 3)))
+        return np.stack(parts)
 
 
 def slide_attention(
-    answerer: SlideAnswerer, bag: Any, folder: Path, backbone: Path, alignment: Path | None
+    answerer: SlideAnswerer, bag: Any, folder: Path, encoder: PatchEncoder, phase2: tuple[Any, Any] | None
 ) -> SlideAttention:
     """Attention over the patches of `bag`; within the FINE that are read most as phase 2 reads them, else even.
 
-    folder: a slide job's, whose patches the bag is of; alignment: the phase 2 that made the features, None = token means,
-    which read a patch evenly.
+    folder: a slide job's, whose patches the bag is of; phase2: the Perceiver that made the features (see
+    `load_patch_perceiver`), None = token means, which read a patch evenly.
     """
     graph, params = answerer.graphs["slide_perceiver"], answerer.params["slide_perceiver"]
     weights = np.asarray(
@@ -111,7 +113,7 @@ def slide_attention(
     )[0]
     real = np.flatnonzero(bag.mask)
     corners, weights = np.asarray(bag.coords)[real], weights[real]
-    if alignment is None:
+    if phase2 is None:
         return SlideAttention(corners, weights[:, None, None])
     most = np.argsort(-weights, kind="stable")[:FINE]
     wanted = {tuple(corner): k for k, corner in enumerate(corners[most].tolist())}
@@ -119,12 +121,8 @@ def slide_attention(
     for row in open_dataset(folder / "patches", "test"):
         if (row["x"], row["y"]) in wanted:
             rows[wanted[row["x"], row["y"]]] = row
-    encoder = PatchEncoder(backbone)
     tokens = np.stack(list(encoder(rows)))
-    shape = encoder.size.patch_perceiver
-    graph = definition(lambda rngs: PerceiverResampler(shape, rngs=rngs))
-    params = handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
-    within = encoder.places(np.asarray(perceiver_attention(graph, params, tokens, np.ones(tokens.shape[:2], bool))))
+    within = encoder.places(np.asarray(perceiver_attention(*phase2, tokens, np.ones(tokens.shape[:2], bool))))
     shares = np.broadcast_to(weights[:, None, None] / within[0].size, (len(weights), *within.shape[1:])).copy()
     shares[most] = weights[most, None, None] * within
     return SlideAttention(corners, shares)

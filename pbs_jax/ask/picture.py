@@ -7,6 +7,7 @@ what most of them say.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from data_prep.io import read_manifest
 from data_prep.picture import Picture, Preparation
 from data_prep.schema import QA, QUESTION_TYPES, DataError, check_options, question_id
 from pbs_jax.ask import evidence
+from pbs_jax.data.slide_features import PatchEncoder, load_patch_perceiver, write_slide_features
 from pbs_jax.decode.answer import Answerer, load_answerer
 from pbs_jax.decode.generate import GREEDY, Prefix
 from pbs_jax.decode.sampling import Sampling
@@ -76,6 +78,17 @@ class Models:
     def phase2(self) -> Path | None:
         """The phase 2 that the slide model's features come through; None = it reads the backbone's own."""
         return self.alignment if self.slide is not None and self.slide.features["kind"] == "phase2" else None
+
+    @functools.cached_property
+    def encoder(self) -> PatchEncoder:
+        """Of a slide's patches: loaded and compiled once for all slides."""
+        assert self.backbone is not None
+        return PatchEncoder(self.backbone)
+
+    @functools.cached_property
+    def patch_perceiver(self) -> tuple[Any, Any] | None:
+        """Of `phase2`."""
+        return load_patch_perceiver(self.phase2, self.encoder.size) if self.phase2 else None
 
     @property
     def served(self) -> str:
@@ -182,8 +195,6 @@ def ready(picture: Picture, models: Models) -> Ready:
 
 
 def _bag(picture: Picture, models: Models) -> Any:
-    from pbs_jax.data.slide_features import write_slide_features
-
     assert models.slide is not None and models.backbone is not None and picture.folder is not None
     write_slide_features(picture.folder, models.backbone, models.phase2, picture.folder)
     bags = models.slide.open_bags(picture.folder, "test")
@@ -253,5 +264,5 @@ def looked_at(ready: Ready, cell: int = 0) -> evidence.Evidence:
 def slide_attention(ready: Ready) -> evidence.SlideAttention:
     """Of a slide model over the patches of a slide and within them."""
     models, folder = ready.models, ready.picture.folder
-    assert models is not None and models.slide is not None and models.backbone is not None and folder is not None
-    return evidence.slide_attention(models.slide, ready.bag, folder, models.backbone, models.phase2)
+    assert models is not None and models.slide is not None and folder is not None
+    return evidence.slide_attention(models.slide, ready.bag, folder, models.encoder, models.patch_perceiver)

@@ -31,7 +31,7 @@ from data_prep.schema import DataError, stable_hash
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import FeatureTable, decode_image
 from pbs_jax.models.perceiver import PerceiverResampler
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import Size, get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
@@ -100,6 +100,12 @@ class PatchEncoder:
         return tokens.reshape(batch, -1, tokens.shape[-1]).astype(jnp.bfloat16)
 
 
+def load_patch_perceiver(alignment: Path, size: Size) -> tuple[Any, Any]:
+    """(definition, parameters) of the Perceiver of a finished phase 2."""
+    graph = definition(lambda rngs: PerceiverResampler(size.patch_perceiver, rngs=rngs))
+    return graph, handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
+
+
 def write_patch_features(root: Path, backbone: Path, out: Path) -> str:
     """out/patch_features: bfloat16[T, D] backbone tokens of the patches of root/patches that hold a cell of root/cells.
 
@@ -133,11 +139,9 @@ def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out
         facts = handover.read(alignment, ("cell_patch_alignment",))["facts"]
         if facts["backbone_sha256"] != config["backbone_sha256"]:
             raise DataError(f"{alignment} was trained on another backbone than {backbone}")
-        perceiver = handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
-        shape = encoder.size.patch_perceiver
-        graph = definition(lambda rngs: PerceiverResampler(shape, rngs=rngs))
+        graph, perceiver = load_patch_perceiver(alignment, encoder.size)
         config |= {"kind": "phase2", "phase2_sha256": tree_sha256(perceiver)}
-        width = shape.dim
+        width = encoder.size.patch_perceiver.dim
         pool = jax.jit(
             lambda tokens: nnx.merge(graph, perceiver)(tokens.astype(jnp.float32)).mean(1).astype(jnp.bfloat16)
         )

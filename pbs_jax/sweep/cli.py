@@ -45,13 +45,14 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args.launcher, [command(one) for one in todo])
     if not args.report:
-        for one in todo if args.launcher != "local" else ():
-            _rehearse(one.name, command(one))
         if args.launcher == "local":
             from pbs_jax.train.check import require_usable
 
             for one in todo:
                 require_usable(sweep.load(one))
+        else:
+            for one in todo:
+                _rehearse(one.name, command(one))
         if args.launcher == "tpu-vm" and todo and not args.yes:
             _ask(f"{len(todo)} runs start {len(todo)} Cloud TPU VMs, {args.jobs} at a time, which cost money.")
         spec.keep(sweep, out)
