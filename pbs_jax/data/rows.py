@@ -10,12 +10,14 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from data_prep.schema import DataError
 
 Example = dict[str, np.ndarray]
-ROUND = 16  # row lengths are multiples of this
+ROUND = 16  # row lengths and lists of keys are multiples of this
+QUERY_BLOCK = 32  # tokens that share a list of keys
 PER_TOKEN = ("tokens", "targets", "segments")
 PER_ANSWER = ("answers", "shares", "firsts")
 PADDING = {"targets": -1, "segments": -1, "groups": 0, "answers": -1}
@@ -27,9 +29,11 @@ def arrange(examples: Sequence[Example], config: Any) -> Sequence[Example]:
     images = config.images_per_row
     if images < 0:
         raise DataError(f"config.images_per_row={images}: use 0 (one question a row), 1, or more")
-    if images == 1:
-        return examples
-    return PackedRows(examples, images) if images else split_questions(examples)
+    if images == 0:
+        return split_questions(examples)
+    # Measured on CPUs alone; elsewhere dense products cost little beside gathering keys and scattering their gradients.
+    list_keys = with_keys if jax.default_backend() == "cpu" else lambda rows: rows
+    return list_keys(PackedRows(examples, images) if images > 1 else examples)
 
 
 class PackedRows(Sequence[Example]):
@@ -55,6 +59,53 @@ class PackedRows(Sequence[Example]):
     def __getitem__(self, index: Any) -> Any:
         chosen = [self._examples[i] for i in self.plan[index]]
         return _join(chosen, self._images, self.length, self._answers, self._before)
+
+
+class KeyLists(Sequence[Example]):
+    """`rows` with `keys` int32[N, S]: for every QUERY_BLOCK tokens the places that one of them sees, padded by -1."""
+
+    def __init__(self, rows: Sequence[Example]) -> None:
+        self._rows = rows
+        most = max(len(keys) for row in rows for keys in key_lists(row))
+        self.size = -(-most // ROUND) * ROUND
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        row = self._rows[index]
+        lists = key_lists(row)
+        keys = np.full((len(lists), self.size), -1, np.int32)
+        for block, places in enumerate(lists):
+            keys[block, : len(places)] = places
+        return row | {"keys": keys}
+
+
+def with_keys(rows: Sequence[Example]) -> Sequence[Example]:
+    """Rows with the keys of their blocks, or as they are where a block sees more than half of its row."""
+    listed = KeyLists(rows)
+    return listed if 2 * listed.size <= len(rows[0]["tokens"]) else rows
+
+
+def key_lists(row: Example) -> list[np.ndarray]:
+    """For each block of QUERY_BLOCK tokens the places, ascending, that at least one of them sees (`sees`)."""
+    segments = row["segments"]
+    tokens = [np.arange(len(segments)), segments, row.get("groups", np.zeros_like(segments))]
+    starts = range(0, len(segments), QUERY_BLOCK)
+    blocks = [[x[start : start + QUERY_BLOCK, None] for x in tokens] for start in starts]
+    return [np.flatnonzero(sees(block, [x[: block[0][-1, 0] + 1] for x in tokens]).any(axis=0)) for block in blocks]
+
+
+def sees(query: Sequence[Any], key: Sequence[Any]) -> Any:
+    """Whether tokens see others: (place, segment, group) of each, arrays of NumPy or JAX that broadcast.
+
+    A token sees what is not later in the prefix (segment 0) and in its own branch, of its own image and of what all images
+    share. Padding sees itself, so that softmax stays finite.
+    """
+    (at, segment, group), (key_at, key_segment, key_group) = query, key
+    branch = ((key_segment == 0) | (key_segment == segment)) & (key_segment >= 0) & (segment >= 0)
+    image = (key_group == group) | (key_group == SHARED)
+    return (key_at <= at) & branch & image | (key_at == at)
 
 
 def before_image(example: Example) -> int:

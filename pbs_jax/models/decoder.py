@@ -16,9 +16,11 @@ import numpy as np
 from flax import nnx
 
 from pbs_jax.models.layers import (
+    BlockMask,
     Linear,
     RMSNorm,
     attention,
+    block_attention,
     causal_attention,
     merge_heads,
     one_query_attention,
@@ -126,7 +128,7 @@ class Decoder(nnx.Module):
         self,
         embeds: jax.Array,
         positions: jax.Array,
-        mask: jax.Array,
+        mask: jax.Array | BlockMask,
         cache: KVCache | None = None,
         cache_index: jax.Array | int | None = None,
         layers: Sequence[DecoderLayer] | None = None,
@@ -134,13 +136,19 @@ class Decoder(nnx.Module):
         """Hidden states [B, T, D] after the last norm, and the updated cache.
 
         embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.
-        Without a cache S = T, and the mask hides at least what comes later. With one, the T new keys and values are written
-        at `cache_index` (one index for all rows, so pad prompts on the left) and S is the cache's length; the mask must
-        hide the slots not yet written. layers: of `merge_apart`, in place of the stacked ones; the cache is then a tuple too.
+        Without a cache S = T, and the mask, which may then be a BlockMask, hides at least what comes later. With one, the T
+        new keys and values are written at `cache_index` (one index for all rows, so pad prompts on the left) and S is the
+        cache's length; the mask must hide the slots not yet written.
+        layers: of `merge_apart`, in place of the stacked ones; the cache is then a tuple too.
         """
         config = self.config
         cos, sin = rotary_tables(positions, config)
         start = 0 if cache_index is None else cache_index
+        attend: Any = causal_attention if cache is None else attention
+        if isinstance(mask, BlockMask):
+            attend = block_attention
+        elif layers is not None and embeds.shape[1] == 1:
+            attend = one_query_attention
 
         def body(layer: DecoderLayer, carry: tuple[jax.Array, KVCache | None], index: jax.Array) -> Any:
             x, cache = carry
@@ -151,8 +159,6 @@ class Decoder(nnx.Module):
             if cache is not None:
                 cache = {name: _written(cache[name], new, index, start) for name, new in (("k", k), ("v", v))}
                 k, v = cache["k"][index].astype(x.dtype), cache["v"][index].astype(x.dtype)
-            attend = attention if cache is not None else causal_attention
-            attend = one_query_attention if layers is not None and q.shape[1] == 1 else attend
             x = x + layer.o(merge_heads(attend(q, k, v, mask)))
             h = layer.post_norm(x)
             x = x + layer.down(jax.nn.silu(layer.gate(h)) * layer.up(h))

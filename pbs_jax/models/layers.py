@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-LONG_ROW, QUERY_BLOCK = 384, 192  # tokens; shorter rows take one block
+LONG_ROW, LONG_BLOCK = 384, 192  # tokens; shorter rows take one block
 trunc_normal = jax.nn.initializers.truncated_normal
 
 
@@ -138,13 +138,34 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) 
     """`attention` where mask [B, T, T] hides all that comes later: long rows are cut into blocks of queries, so that
     neither the work nor the logits of what is hidden anyway are there."""
     length = q.shape[1]
-    blocks = max(length // QUERY_BLOCK, 1) if length >= LONG_ROW else 1
+    blocks = max(length // LONG_BLOCK, 1) if length >= LONG_ROW else 1
     edges = [round(length * i / blocks) for i in range(blocks + 1)]
     parts = [
         attention(q[:, start:stop], k[:, :stop], v[:, :stop], mask[..., start:stop, :stop])
         for start, stop in itertools.pairwise(edges)
     ]
     return jnp.concatenate(parts, axis=1) if blocks > 1 else parts[0]
+
+
+class BlockMask(NamedTuple):
+    """What N blocks of M queries see: keys int32[B, N, S], places in the row, and seen bool[B, N, M, S], whether a query of
+    the block sees such a key. The blocks cover the row; queries that they have beyond it see nothing."""
+
+    keys: jax.Array
+    seen: jax.Array
+
+
+def block_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: BlockMask) -> jax.Array:
+    """`attention` of q [B, T, H, hd] to the keys that `mask` lists, of k, v [B, T, K, hd], and to no others: the work grows
+    with what is seen instead of with T * T."""
+    batch, length, heads, width = q.shape
+    blocks, members = mask.seen.shape[1:3]
+    pick = jax.vmap(lambda row, at: row[at])
+    k, v = (pick(x, mask.keys).reshape(batch * blocks, -1, *x.shape[2:]) for x in (k, v))
+    q = jnp.pad(q, ((0, 0), (0, blocks * members - length), (0, 0), (0, 0)))
+    q = q.reshape(batch * blocks, members, heads, width)
+    out = attention(q, k, v, mask.seen.reshape(batch * blocks, members, -1))
+    return out.reshape(batch, -1, heads, width)[:, :length]
 
 
 def stack(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> Any:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from pbs_jax.config import load
-from pbs_jax.data.rows import Example, PackedRows, split_questions
+from pbs_jax.data.rows import Example, PackedRows, split_questions, with_keys
 from pbs_jax.models.sizes import Size, get_size
 from pbs_jax.perf.flops import released_bins
 from pbs_jax.perf.qwen import SPECIALS, RankTokenizer
@@ -48,7 +48,7 @@ def report(data: Path, phase: int, size_name: str, images: int, rounds: int, pat
         else (patches, size.qformer.dim)
     )
     rows = PackedRows([example | {"visual": np.zeros(shape, np.float32)} for example in bins], images)
-    row = rows[len(rows) // 2]
+    row = with_keys(rows)[len(rows) // 2]
     singles = split_questions([bins[i] for i in rows.plan[len(rows) // 2]])
     if phase == 3:
         networks, loss = phase3_cell_qa.networks(size), phase3_cell_qa.make_loss(size, SLOT, "token")

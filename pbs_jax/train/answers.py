@@ -2,7 +2,7 @@
 
 A bin holds one image's prefix (segment 0) and several question branches (segments 1, 2, ...). A branch sees the prefix
 and itself, never another branch. A row may hold several images' bins (`groups`, `pbs_jax.data.rows`). Logits are
-computed only at the supervised positions.
+computed only at the supervised positions, attention where `keys` lists something to see.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_prep.schema import DataError
-from pbs_jax.data.rows import SHARED
+from pbs_jax.data.rows import QUERY_BLOCK, sees
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.int8 import host_first, int8_kernels
+from pbs_jax.models.layers import BlockMask
 from pbs_jax.models.pbs_vl import insert_visual
 from pbs_jax.models.sizes import Size
 from pbs_jax.sharding.rules import DECODER_RULES
@@ -28,15 +29,21 @@ from pbs_jax.train.state import Params
 from pbs_jax.train.step import LossFn, WeightFn
 
 
-def branch_mask(segments: jax.Array, groups: jax.Array | None = None) -> jax.Array:
+def branch_mask(
+    segments: jax.Array, groups: jax.Array | None = None, keys: jax.Array | None = None
+) -> jax.Array | BlockMask:
     """segments int32[B, L], groups int32[B, L] (the image of each token; None: one image a row) -> bool[B, L, L]:
-    query i may see key j. Padding sees itself, so that softmax stays finite."""
-    query, key = segments[:, :, None], segments[:, None, :]
-    causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, bool))
-    seen = causal & ((key == 0) | (key == query)) & (key >= 0) & (query >= 0)
-    if groups is not None:
-        seen &= (groups[:, :, None] == groups[:, None, :]) | (groups[:, None, :] == SHARED)
-    return seen | jnp.eye(segments.shape[1], dtype=bool)
+    query i may see key j (`pbs_jax.data.rows.sees`). keys int32[B, N, S] of `pbs_jax.data.rows.KeyLists`: a BlockMask."""
+    places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    tokens = (places, segments, jnp.zeros_like(segments) if groups is None else groups)
+    if keys is None:
+        return sees([x[:, :, None] for x in tokens], [x[:, None, :] for x in tokens])
+    batch, blocks, _ = keys.shape
+    beyond = ((0, 0), (0, blocks * QUERY_BLOCK - segments.shape[1]))
+    query = [jnp.pad(x, beyond, constant_values=-1).reshape(batch, blocks, QUERY_BLOCK, 1) for x in tokens]
+    listed = jnp.maximum(keys, 0)
+    key = [jnp.take_along_axis(x[:, None], listed, axis=2)[:, :, None] for x in tokens]
+    return BlockMask(listed, sees(query, key) & (keys >= 0)[:, :, None])
 
 
 def answer_loss(
@@ -53,7 +60,7 @@ def answer_loss(
         raise DataError(f'config.weighting "{weighting}" is unknown: use token or answer')
     embeds = insert_visual(model.embed(batch["tokens"]), batch["tokens"], visual, slot_id)
     positions = batch["positions"].transpose(1, 0, 2)
-    hidden, _ = model(embeds, positions, branch_mask(batch["segments"], batch.get("groups")))
+    hidden, _ = model(embeds, positions, branch_mask(batch["segments"], batch.get("groups"), batch.get("keys")))
     where = jnp.maximum(batch["answers"], 0)
     real = batch["answers"] >= 0
     targets = jnp.where(real, jnp.take_along_axis(batch["targets"], where, axis=1), 0)

@@ -11,7 +11,16 @@ from flax import nnx
 from data_prep import prompts
 from data_prep.schema import QA
 from data_prep.tokens import PAD, pack
-from pbs_jax.data.rows import PackedRows, before_image, plan_rows, split_questions
+from pbs_jax.data.rows import (
+    QUERY_BLOCK,
+    KeyLists,
+    PackedRows,
+    before_image,
+    key_lists,
+    plan_rows,
+    split_questions,
+    with_keys,
+)
 from pbs_jax.models.decoder import Decoder, DecoderConfig
 from pbs_jax.train import answers, chunked_loss
 from pbs_jax.train.answers import answer_loss, branch_mask
@@ -68,21 +77,39 @@ def stacked(rows) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("weighting", ["token", "answer"])
-def test_all_three_forms_have_one_loss(bins, weighting):
+def test_all_forms_have_one_loss_and_one_gradient(bins, weighting):
     model = Decoder(TINY, rngs=nnx.Rngs(0))
-    forms = {"image": bins, "images": [PackedRows(bins, 3)[0]], "question": split_questions(bins)}
+    forms = {"image": bins, "images": PackedRows(bins, 3), "question": split_questions(bins)}
+    forms |= {f"{name}, keys listed": KeyLists(forms[name]) for name in ("image", "images")}
 
     @jax.jit
-    def loss(batch):
-        visual = batch["visual"].reshape(batch["tokens"].shape[0], -1, TINY.dim)
-        return answer_loss(model, batch, visual, Bytes().id(prompts.IMAGE_PAD), weighting)
+    def loss(visual, batch):
+        tokens = visual.reshape(batch["tokens"].shape[0], -1, TINY.dim)
+        return answer_loss(model, batch, tokens, Bytes().id(prompts.IMAGE_PAD), weighting)
 
+    found = {}
     with jax.default_matmul_precision("highest"):
-        found = {name: loss(stacked(rows)) for name, rows in forms.items()}
-    for name in ("images", "question"):
-        np.testing.assert_allclose(found[name][0], found["image"][0], rtol=1e-5, err_msg=name)
-        for metric, value in found[name][1].items():
-            np.testing.assert_allclose(value, found["image"][1][metric], rtol=1e-6, err_msg=f"{name} {metric}")
+        for name, rows in forms.items():
+            batch = stacked(rows)
+            (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(batch["visual"], batch)
+            per_image = np.zeros((len(bins), 32, TINY.dim))
+            np.add.at(per_image, np.asarray(batch["index"]).ravel(), np.asarray(gradient).reshape(-1, 32, TINY.dim))
+            found[name] = {"loss": value, **metrics, "gradient": per_image}
+    for name in forms:
+        for figure, value in found[name].items():
+            expected = found["image"][figure]
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7, err_msg=f"{name} {figure}")
+
+
+def test_lists_of_keys_hold_all_that_a_block_sees_and_pay_in_long_rows_alone(bins):
+    rows = PackedRows(bins, 3)
+    row = rows[0]
+    mask = np.asarray(branch_mask(jnp.asarray(row["segments"])[None], jnp.asarray(row["groups"])[None]))[0]
+    for block, places in enumerate(key_lists(row)):
+        seen = mask[block * QUERY_BLOCK : (block + 1) * QUERY_BLOCK].any(axis=0)
+        assert places.tolist() == np.flatnonzero(seen).tolist(), f"block {block}"
+    assert "keys" in with_keys(rows)[0]
+    assert "keys" not in with_keys(split_questions(bins))[0]
 
 
 def test_a_row_of_images_holds_the_system_turn_once_and_its_images_apart(bins):
