@@ -90,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
         prepared = ready(picture, models)
         answers = []
         for qa in questions:
-            answers.append(ask(prepared, qa, sampling, tuple(args.stop)))
-            if not args.json:
-                print(f"{qa.question}\n  {answers[-1].sentence}", flush=True)
+            if args.json:
+                answers.append(ask(prepared, qa, sampling, tuple(args.stop)))
+                continue
+            print(f"{qa.question}\n  ", end="", flush=True)
+            tell = Printer()
+            answers.append(ask(prepared, qa, sampling, tuple(args.stop), tell))
+            tell(f"{answers[-1].sentence}\n")
         seen = looked_at(prepared) if args.report or args.evidence or args.json else None
         if args.evidence and seen:
             args.evidence.write_bytes(seen.overlay)
@@ -104,6 +108,17 @@ def run(args: argparse.Namespace) -> int:
         elif picture.kind != "crop":
             say(page.impression(picture))
     return 0
+
+
+class Printer:
+    """Prints a text that grows: each call what is new."""
+
+    def __init__(self) -> None:
+        self._printed = 0
+
+    def __call__(self, text: str) -> None:
+        print(text[self._printed :], end="", flush=True)
+        self._printed = len(text)
 
 
 def as_json(picture: Any, answers: Any, models: Any, seen: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,13 +237,26 @@ def released_question(text: str) -> QA:
     return as_question(text)
 
 
-def ask(ready: Ready, qa: QA, sampling: Sampling = GREEDY, stop: Sequence[str] = ()) -> Answer:
-    """The answer to one question about a picture; closed questions get one of the allowed answers."""
+def ask(
+    ready: Ready,
+    qa: QA,
+    sampling: Sampling = GREEDY,
+    stop: Sequence[str] = (),
+    tell: Callable[[str], None] | None = None,
+) -> Answer:
+    """The answer to one question about a picture; closed questions get one of the allowed answers.
+
+    tell: called with the answer so far while it is written; never where one is chosen or cells vote. What it is told begins
+    with what it was told before, and the answer with all of it.
+    """
     owners = list(range(len(ready.asked) or 1))
     mode = "letter_likelihood" if sampling.greedy else "generate"
     count = len(owners)
+    written = qa.question_type in ("fill_blank", "open") and count == 1
+    # Half a character shows as a replacement until its other bytes are there.
+    tell_whole = (lambda text: tell(text.rstrip("\ufffd").rstrip())) if tell and written else None
     replies = ready.answerer.answer_about(
-        ready.prefix, owners, [qa] * count, [qa.options] * count, mode, sampling=sampling, stop=stop
+        ready.prefix, owners, [qa] * count, [qa.options] * count, mode, sampling=sampling, stop=stop, tell=tell_whole
     )
     if count == 1:
         return Answer(qa.question, qa.question_type, qa.options, replies[0])

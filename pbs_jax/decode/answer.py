@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from data_prep.schema import QA, DataError
 from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
-from pbs_jax.decode.batching import batch_rows, first_words
-from pbs_jax.decode.generate import GREEDY, Prefix, generate, read_prefix
+from pbs_jax.decode.batching import batch_by_limit, first_words
+from pbs_jax.decode.generate import CHUNK, GREEDY, Prefix, generate, read_prefix
 from pbs_jax.decode.sampling import Sampling
 from pbs_jax.models.decoder import Decoder, DecoderConfig, layers_apart
 from pbs_jax.models.int8 import host_first, int8_kernels
@@ -34,6 +34,7 @@ from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
 MODES = ("generate", "letter_likelihood")
+TOLD = 4  # tokens between two words to who listens
 # Longest answers per type, in tokens: the closed ones are a letter, a word or ten words.
 MAX_NEW = {"true_false": 4, "multiple_choice": 4, "fill_blank": 16, "open": 64}
 
@@ -99,12 +100,16 @@ class Answerer:
         penalty: float = 1.0,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
+        tell: Callable[[str], None] | None = None,
     ) -> list[str]:
-        """`answer` for several questions an image, which is read once: owners[i] is the image of question i in `read`."""
+        """`answer` for several questions an image, which is read once: owners[i] is the image of question i in `read`.
+
+        tell: of a single question, called with the answer so far while it is written.
+        """
         prompts = [
             self.tokenizer.encode(branch_texts(qa, shown)[0]) for qa, shown in zip(questions, options, strict=True)
         ]
-        return self._answer(prompts, questions, options, None, prefix, owners, mode, penalty, sampling, stop)
+        return self._answer(prompts, questions, options, None, prefix, owners, mode, penalty, sampling, stop, tell)
 
     def _answer(
         self,
@@ -118,13 +123,20 @@ class Answerer:
         penalty: float,
         sampling: Sampling,
         stop: Sequence[str],
+        tell: Callable[[str], None] | None = None,
     ) -> list[str]:
         if mode not in MODES:
             raise DataError(f'answer mode "{mode}" is unknown: use one of {", ".join(MODES)}')
+        kinds = [qa.question_type for qa in questions]
+        allowed = [
+            first_words(kind, len(shown)) if mode == "letter_likelihood" else ()
+            for kind, shown in zip(kinds, options, strict=True)
+        ]
+        limits = [0 if words else MAX_NEW[kind] for kind, words in zip(kinds, allowed, strict=True)]
         answers = [""] * len(prompts)
-        for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
-            kind = questions[rows[0]].question_type
-            padded = rows + [rows[0]] * (self.batch_size - len(rows))
+        for rows in batch_by_limit(prompts, limits, self.batch_size):
+            short = self.batch_size - len(rows)
+            padded = rows + [rows[0]] * short
             with within(self.mesh):
                 tokens, first = generate(
                     self.graphs["language_model"],
@@ -134,21 +146,25 @@ class Answerer:
                     pad_id=self.tokenizer.id(PAD),
                     slot_id=self.tokenizer.id(IMAGE_PAD),
                     stop_ids=(self.tokenizer.id(IM_END), *map(self._one_token, stop)),
-                    max_new=MAX_NEW[kind],
+                    max_new=[limits[i] for i in rows] + [0] * short,
                     penalty=penalty,
                     sampling=sampling,
                     seeds=padded,
                     prefix=prefix,
                     owners=[owners[i] for i in padded] if prefix else (),
+                    tell=tell and (lambda answers: tell(self._text(answers[0]))),
+                    chunk=TOLD if tell else CHUNK,
                 )
             for row, i in enumerate(rows):
-                allowed = first_words(kind, len(options[i])) if mode == "letter_likelihood" else ()
-                if allowed:
-                    scores = [first[row, self.tokenizer.encode(word)[0]] for word in allowed]
-                    answers[i] = allowed[int(np.argmax(scores))]
+                if allowed[i]:
+                    scores = [first[row, self.tokenizer.encode(word)[0]] for word in allowed[i]]
+                    answers[i] = allowed[i][int(np.argmax(scores))]
                 else:
-                    answers[i] = self.tokenizer.decode(tokens[row]).strip()
+                    answers[i] = self._text(tokens[row])
         return answers
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids)).strip()
 
     def _one_token(self, text: str) -> int:
         ids = self.tokenizer.encode(text)

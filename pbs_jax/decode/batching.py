@@ -1,6 +1,6 @@
 """How questions are asked, in JAX and in PyTorch alike: which go together, and what a closed question may be answered.
 
-Free of jax and torch, so that both answerers share it.
+Free of jax and torch, for both answerers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ def batch_rows(prompts: Sequence[Sequence[int]], kinds: Sequence[str], size: int
         rows = sorted((i for i, own in enumerate(kinds) if own == kind), key=lambda i: len(prompts[i]))
         batches += [rows[start : start + size] for start in range(0, len(rows), size)]
     return batches
+
+
+def batch_by_limit(prompts: Sequence[Sequence[int]], limits: Sequence[int], size: int) -> list[list[int]]:
+    """Row numbers in batches of whatever types, the longest answers (`limits`, in tokens) together, then alike prompts: for
+    a decoder whose finished rows leave the batch."""
+    rows = sorted(range(len(prompts)), key=lambda i: (-limits[i], len(prompts[i])))
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def first_words(kind: str, options: int) -> tuple[str, ...]:

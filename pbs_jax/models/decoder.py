@@ -132,7 +132,7 @@ class Decoder(nnx.Module):
         cache: KVCache | None = None,
         cache_index: jax.Array | int | None = None,
         layers: Sequence[DecoderLayer] | None = None,
-    ) -> tuple[jax.Array, KVCache | None]:
+    ) -> tuple[jax.Array, Any]:
         """Hidden states [B, T, D] after the last norm, and the updated cache.
 
         embeds [B, T, D]; positions int32[3, B, T] (or [B, T]); mask bool[B, T, S] or [B, 1|K, T, S], True = visible.

@@ -18,7 +18,7 @@ from data_prep.schema import QA, DataError, shown_options
 from data_prep.tokens import Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.bench.records import load_questions
 from pbs_jax.decode.answer import MAX_NEW, to_answer
-from pbs_jax.decode.batching import batch_rows
+from pbs_jax.decode.batching import batch_by_limit, batch_rows
 from pbs_jax.decode.generate import generate, left_pad, read_prefix
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.sizes import get_size
@@ -83,16 +83,17 @@ def _of_images(questions: Sequence[QA], images: int) -> list[list[QA]]:
 
 
 def _ours_mix(graph: Any, params: Any, tokenizer: Tokenizer, asked: Sequence[Sequence[QA]]) -> float:
-    """All images' prefixes in one batch, then their questions by type, each after its own image's prefix."""
+    """All images' prefixes in one batch, then their questions, the longest answers together, each after its image's prefix."""
     visual = jax.numpy.zeros((len(asked), SLOT_LENGTH, get_size("small").decoder.dim))
     slot = tokenizer.id(IMAGE_PAD)
     prefix = read_prefix(graph, params, prefix_tokens(tokenizer), visual, slot)
     questions = [(owner, qa) for owner, of_image in enumerate(asked) for qa in of_image]
     prompts = [tokenizer.encode(branch_texts(qa, shown_options(qa))[0]) for _, qa in questions]
-    for rows in batch_rows(prompts, [qa.question_type for _, qa in questions], 16):
+    limits = [MAX_NEW[qa.question_type] for _, qa in questions]
+    for rows in batch_by_limit(prompts, limits, 16):
         generate(
             graph, params, [prompts[i] for i in rows], None, pad_id=0, slot_id=slot, stop_ids=NEVER,
-            max_new=MAX_NEW[questions[rows[0]][1].question_type], prefix=prefix, owners=[questions[i][0] for i in rows],
+            max_new=[limits[i] for i in rows], prefix=prefix, owners=[questions[i][0] for i in rows],
         )  # fmt: skip
     return float(len(questions))
 

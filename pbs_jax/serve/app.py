@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from data_prep.schema import DataError
-from pbs_jax.serve.chat import BadParameter, completion, read_request
+from pbs_jax.serve.chat import BadParameter, completion, completion_stream, read_request
 from pbs_jax.serve.desk import Busy, Desk, Unknown
 
 PAGE = Path(__file__).with_name("page.html")
@@ -37,6 +37,10 @@ BODIES_AT_ONCE = 4  # pictures inside JSON are held in memory
 
 class TooLarge(Exception):
     """A body beyond its limit."""
+
+
+class BadModel(DataError):
+    """A model that is not served."""
 
 
 class Place(IntegerConvertor):
@@ -104,13 +108,36 @@ def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
         return JSONResponse({"object": "list", "data": [item]})
 
     async def chat(request: Request) -> Response:
-        async with bodies:
+        await bodies.acquire()
+        try:
             body = await _json(request, max_upload * 4 // 3 + SMALL_BODY)
             if body.get("model") not in (None, "", desk.models.served):
-                return _error(f'model "{body["model"]}" is not served here: ask for "{desk.models.served}"', 404)
+                raise BadModel(f'model "{body["model"]}" is not served here: ask for "{desk.models.served}"')
             asked = read_request(body)
-            reply = await desk.run(request.is_disconnected, lambda: desk.chat(asked))
-        return Response(status_code=499) if reply is None else completion(reply, asked, desk.models.served)
+        except BaseException:
+            bodies.release()
+            raise
+        texts: asyncio.Queue[str | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(texts.put_nowait, text)
+
+        def done(_: Any) -> None:
+            bodies.release()
+            texts.put_nowait(None)
+
+        work = asyncio.ensure_future(desk.run(request.is_disconnected, lambda: desk.chat(asked, tell)))
+        work.add_done_callback(done)
+        begun = await texts.get() if asked.stream else None  # what is refused is no stream yet
+        if begun is not None:
+            return completion_stream(_texts(begun, texts), work, asked, desk.models.served)
+        reply = await work
+        if reply is None:
+            return Response(status_code=499)
+        if asked.stream:
+            return completion_stream(_texts(None, texts), work, asked, desk.models.served)
+        return completion(reply, desk.models.served)
 
     async def _work(request: Request, work: Callable[[], Any]) -> Response:
         result = await desk.run(request.is_disconnected, work)
@@ -162,6 +189,12 @@ async def _receive(request: Request, limit: int, write: Callable[[bytes], Any]) 
         write(chunk)
 
 
+async def _texts(first: str | None, rest: asyncio.Queue[str | None]) -> AsyncIterator[str]:
+    while first is not None:
+        yield first
+        first = await rest.get()
+
+
 async def _json(request: Request, limit: int) -> dict[str, Any]:
     body = bytearray()
     await _receive(request, limit, body.extend)
@@ -200,6 +233,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _error(str(error), 422)
 
 
+async def _bad_model(request: Request, error: Exception) -> Response:
+    return _error(str(error), 404)
+
+
 async def _bad_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadParameter)
     return _error(str(error), 400, error.name)
@@ -227,6 +264,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 HANDLERS: dict[Any, Any] = {
     DataError: _refused,
+    BadModel: _bad_model,
     BadParameter: _bad_parameter,
     Busy: _busy,
     Unknown: _unknown,

@@ -1,7 +1,7 @@
 """OpenAI's form of a question and its answer: every parameter is honoured, changes nothing, or is refused by its name.
 
-An answer is at most MAX_NEW tokens long and decoded in one compiled loop: limits and stop texts cut it afterwards, which
-gives the text that stopping would have given, and a stream carries it in one piece.
+An answer is at most MAX_NEW tokens long: limits and stop texts cut what was written, which gives the text that stopping
+would have given. A stream carries an answer in pieces, as it is written; a chosen one (a letter, true or false) in one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import dataclasses
 import json
 import time
 import uuid
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from data_prep.schema import DataError
 from data_prep.tokens import Tokenizer
+from pbs_jax.decode.answer import MAX_NEW
 from pbs_jax.decode.sampling import Sampling
 
 SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "repetition_penalty": "penalty"}
@@ -38,6 +40,7 @@ NOTHING: dict[str, tuple[Any, ...]] = {  # not offered: only the values that ask
     "service_tier": ("auto", "default"),
 }
 MOST_STOPS = 4
+MOST_TOKENS = max(MAX_NEW.values())
 
 
 class BadParameter(DataError):
@@ -157,19 +160,54 @@ def ended(text: str, asked: ChatRequest, tokenizer: Tokenizer, longest: int, rea
     return Reply(text, read, len(tokenizer.encode(text)), finish)
 
 
-def completion(reply: Reply, asked: ChatRequest, model: str) -> Response:
-    """The answer as one object, or as a stream of one piece."""
-    common = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-    usage = {"prompt_tokens": reply.read, "completion_tokens": reply.written}
-    usage["total_tokens"] = sum(usage.values())
+def sure(text: str, asked: ChatRequest, tokenizer: Tokenizer) -> str:
+    """What of an answer so far begins its reply (`ended`), whatever comes: whole words, and no end that may begin a stop text."""
+    words = ended(text.rpartition(" ")[0], asked, tokenizer, MOST_TOKENS, 0).text
+    return words[: max(len(words) - max(map(len, asked.stop), default=1) + 1, 0)]
+
+
+def completion(reply: Reply, model: str) -> Response:
+    """The answer as one object."""
     message = {"role": "assistant", "content": reply.text}
-    if not asked.stream:
-        choice = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
-        return JSONResponse(common | {"object": "chat.completion", "choices": [choice], "usage": usage})
-    deltas = [(message, None), ({}, reply.finish)]
-    chunks: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]} for delta, finish in deltas
-    ]
-    chunks += [{"choices": [], "usage": usage}] if asked.usage else []
-    lines = [*(json.dumps(common | {"object": "chat.completion.chunk"} | chunk) for chunk in chunks), "[DONE]"]
-    return Response("".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
+    return JSONResponse(_common(model) | {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)})
+
+
+def completion_stream(texts: AsyncIterator[str], replied: Awaitable[Any], asked: ChatRequest, model: str) -> Response:
+    """The answer as server-sent events: what is new in each of `texts` (the answer so far), then the rest of `replied`, a Reply."""
+    common = _common(model) | {"object": "chat.completion.chunk"}
+
+    def event(**chunk: Any) -> str:
+        return f"data: {json.dumps(common | chunk)}\n\n"
+
+    def delta(content: dict[str, str], finish: str | None = None) -> str:
+        return event(choices=[{"index": 0, "delta": content, "finish_reason": finish}])
+
+    async def events() -> AsyncIterator[str]:
+        told = ""
+        yield delta({"role": "assistant", "content": ""})
+        async for text in texts:
+            if len(text) > len(told):
+                yield delta({"content": text[len(told) :]})
+                told = text
+        reply = await replied
+        if reply.text != told:
+            yield delta({"content": reply.text[len(told) :]})
+        yield delta({}, reply.finish)
+        if asked.usage:
+            yield event(choices=[], usage=_usage(reply))
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _common(model: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    return {
+        "prompt_tokens": reply.read,
+        "completion_tokens": reply.written,
+        "total_tokens": reply.read + reply.written,
+    }

@@ -27,7 +27,7 @@ from pbs_jax.ask.cli import as_json
 from pbs_jax.ask.evaluate import QUESTION
 from pbs_jax.ask.evidence import Evidence
 from pbs_jax.decode.answer import MAX_NEW
-from pbs_jax.serve.chat import ChatRequest, Reply, ended
+from pbs_jax.serve.chat import ChatRequest, Reply, ended, sure
 
 KEPT = 16
 CELL_QUESTION = "What type of white blood cell is this?"  # offered by the page where cells are asked
@@ -185,8 +185,8 @@ class Desk:
         overlay = f"data:image/jpeg;base64,{base64.b64encode(seen.overlay).decode()}"
         return {"caption": seen.caption, "top": seen.top, "overlay": overlay, "level": ready.level}
 
-    def chat(self, asked: ChatRequest) -> Reply:
-        """The reply to one question about one picture, which is not kept."""
+    def chat(self, asked: ChatRequest, tell: Callable[[str], None]) -> Reply:
+        """The reply to one question about one picture, which is not kept; tell: called with what of it is sure so far."""
         head, _, body = asked.picture.partition(",")
         kind = head.removeprefix("data:image/").partition(";")[0]
         if not head.startswith("data:image/") or not head.endswith(";base64"):
@@ -206,12 +206,12 @@ class Desk:
             )
             ready = asking.ready(found, self.models)
             qa = asking.released_question(asked.text)
-            answer = asking.ask(ready, qa, asked.sampling)
+            tokenizer = ready.answerer.tokenizer
+            answer = asking.ask(ready, qa, asked.sampling, tell=lambda text: tell(sure(text, asked, tokenizer)))
         except binascii.Error as error:
             raise DataError(f"the picture's base64 does not decode ({error})") from error
         finally:
             self.discard(file)
-        tokenizer = ready.answerer.tokenizer
         read = len(ready.prefix.ids) + len(tokenizer.encode(asked.text))
         return ended(answer.text, asked, tokenizer, MAX_NEW[qa.question_type], read)
 

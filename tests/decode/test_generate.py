@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from flax import nnx
 
 from pbs_jax.decode.generate import generate, read_prefix
+from pbs_jax.decode.sampling import Sampling
 from pbs_jax.models.decoder import Decoder, DecoderConfig, layers_apart
 from pbs_jax.models.pbs_vl import rope_positions
 
@@ -72,6 +75,18 @@ def test_any_of_several_stop_ids_ends_a_row(model):
     free = answers(model, [row], visual)[0]
     second = free[3]
     assert answers(model, [row], visual, stop_ids=(STOP, second))[0] == free[: free.index(second)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(penalty=1.3), Sampling(temperature=1.5, seed=7)])
+def test_rows_that_end_leave_the_batch_and_change_no_other(model, sampling):
+    rows, visual = prompts(), jax.random.normal(jax.random.key(0), (6, 8, 192))
+    whole = answers(model, rows, visual, sampling=sampling)
+    limits, told = [12, 2, 0, 5, 1, 12], []
+    expected = [answer[:limit] for answer, limit in zip(whole, limits, strict=True)]
+    assert answers(model, rows, visual, sampling=sampling, max_new=limits, chunk=3, tell=told.append) == expected
+    assert told[-1] == expected and [len(row[0]) for row in told] == [3, 6, 9, 12]
+    for before, after in itertools.pairwise(told):
+        assert all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -49,9 +49,14 @@ class Server:
         return status, json.loads(data) if data[:1] in (b"{", b"[") else data
 
 
-def answered(ready: Any, qa: Any, *more: Any) -> asking.Answer:
-    """ "A", or for an open question as many words as it names."""
-    text = " ".join(f"w{k}" for k in range(int(qa.question.split()[-1]))) if qa.question_type == "open" else "A"
+def answered(ready: Any, qa: Any, *more: Any, tell: Any = None) -> asking.Answer:
+    """ "A", or for an open question as many words as it names, told one by one."""
+    text = "A"
+    if qa.question_type == "open":
+        words = [f"w{k}" for k in range(int(qa.question.split()[-1]))]
+        text = " ".join(words)
+        for count in range(1, len(words) + 1) if tell else ():
+            tell(" ".join(words[:count]))
     return asking.Answer(qa.question, qa.question_type, qa.options, text)
 
 
@@ -205,6 +210,17 @@ def chat(server: Server, content: Any, **more: Any) -> tuple[int, Any]:
     return server.call("/v1/chat/completions", json.dumps(body).encode())
 
 
+def streamed(reply: bytes) -> tuple[list[str], str, dict[str, Any]]:
+    """(pieces of text, finish reason, usage if the stream ends with it) of a streamed chat."""
+    *lines, last, rest = reply.decode().split("\n\n")
+    assert last == "data: [DONE]" and not rest
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""} and not choices[-1]["delta"]
+    pieces = [choice["delta"]["content"] for choice in choices[1:-1]]
+    return pieces, choices[-1]["finish_reason"], chunks[-1].get("usage", {})
+
+
 def parts(cell: bytes, text: str) -> list[dict[str, Any]]:
     url = f"data:image/jpeg;base64,{base64.b64encode(cell).decode()}"
     return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
@@ -215,9 +231,11 @@ def test_chat_completions_speak_openais_form(server: Server, cell: bytes):
     assert status == 200 and reply["choices"][0]["message"] == {"role": "assistant", "content": "A"}
     assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] + reply["usage"]["completion_tokens"]
     status, stream = chat(server, parts(cell, "Which?"), stream=True)
-    lines = [line for line in stream.decode().split("\n\n") if line]
-    assert status == 200 and lines[-1] == "data: [DONE]"
-    assert json.loads(lines[0].removeprefix("data: "))["choices"][0]["delta"]["content"] == "A"
+    assert status == 200 and streamed(stream)[0] == ["A"]
+    status, stream = chat(server, parts(cell, "Describe it in words: 9"), stream=True)
+    assert streamed(stream)[0] == ["w0", *(f" w{k}" for k in range(1, 9))], "an answer comes while it is written"
+    status, reply = chat(server, parts(b"not a picture", "Which?"), stream=True)
+    assert status == 422 and "picture" in reply["error"]["message"], "what is refused is no stream"
     for content, more, expected, words in (
         ("no picture", {}, 400, "picture"),
         (parts(cell, "?"), {"model": "gpt-4o"}, 404, "is not served"),
@@ -250,9 +268,8 @@ def test_an_answer_ends_where_the_request_says(server: Server, cell: bytes):
             status, reply = chat(server, question, **more, stream=stream, stream_options={"include_usage": True})
             assert status == 200, reply
             if stream:
-                chunks = [json.loads(line[6:]) for line in reply.decode().split("\n\n")[:-2]]
-                told, reason = chunks[0]["choices"][0]["delta"]["content"], chunks[1]["choices"][0]["finish_reason"]
-                usage = chunks[2]["usage"]
+                pieces, reason, usage = streamed(reply)
+                told = "".join(pieces)
             else:
                 told, reason = reply["choices"][0]["message"]["content"], reply["choices"][0]["finish_reason"]
                 usage = reply["usage"]
