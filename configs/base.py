@@ -50,7 +50,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "root": "",  # what `pbs data run --out` wrote: cells, cell_qa_tokens, tokenizer, cell_features
                 "features": "",  # the folder that `pbs data features --out` wrote; empty = under `root`
                 "slides": "",  # phase 0b: a slide job's folder, whose questions are learnt beside those about cells
-                "threads": 4,  # reading threads
+                "threads": 0,  # reading threads; 0 = `pbs_jax.data.order.reading_threads`
                 "prefetch": 64,  # examples read ahead
             },
             # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.

@@ -40,7 +40,8 @@ class Preloaded(Sequence[Example]):
 
 def decode_image(encoded: bytes, side: int) -> np.ndarray:
     """uint8[side, side, 3] of an encoded picture; PIL bilinear with antialias, as the official transform."""
-    image = Image.open(io.BytesIO(encoded)).convert("RGB")
+    image: Image.Image = Image.open(io.BytesIO(encoded))
+    image = image if image.mode == "RGB" else image.convert("RGB")
     return np.asarray(image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BILINEAR))
 
 

@@ -1,10 +1,20 @@
-"""Which host reads which rows of a global batch: each a contiguous part, so that batches do not depend on the hosts."""
+"""Which host reads which rows of a global batch: each a contiguous part, so that batches do not depend on the hosts; and with
+how many threads."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import grain
+
+MOST_THREADS = 4
+
+
+def reading_threads(asked: int = 0) -> int:
+    """Threads that read examples: as asked for, else one a core up to MOST_THREADS. More than there are cores take a third
+    longer, for they wait for the interpreter's lock."""
+    return asked or min(os.cpu_count() or 1, MOST_THREADS)
 
 
 class HostOrder(grain.MapDataset):

@@ -22,6 +22,7 @@ from data_prep.io import JPEG, TEXT, array, write_dataset
 from data_prep.schema import DataError
 from pbs_jax.data.augment import MEAN, STD
 from pbs_jax.data.examples import FeatureTable, Preloaded, decode_image
+from pbs_jax.data.order import reading_threads
 from pbs_jax.perf.timing import alternate
 
 SIDE, BATCH = 224, 32
@@ -134,7 +135,7 @@ def _epoch(examples: Any, count: int) -> Callable[[], float]:
     def run() -> float:
         turn[0] += 1
         stream = examples.seed(turn[0]).shuffle().repeat()
-        options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+        options = grain.ReadOptions(num_threads=reading_threads(), prefetch_buffer_size=64)
         batches = iter(ElasticIterator(stream, BATCH, ShardOptions(0, 1), read_options=options))
         steps = count // BATCH
         return float(sum(len(next(iter(next(batches).values()))) for _ in range(steps)))

@@ -25,7 +25,7 @@ from data_prep.io import atomic_write
 from data_prep.progress import progress
 from data_prep.schema import DataError
 from pbs_jax.config import total_steps
-from pbs_jax.data.order import HostOrder
+from pbs_jax.data.order import HostOrder, reading_threads
 from pbs_jax.data.staging import is_remote, stage
 from pbs_jax.sharding.mesh import make_mesh, place, put_batch
 from pbs_jax.sharding.rules import specs
@@ -177,8 +177,9 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, cloc
 
 def input_advice(share: float, config: Any) -> str:
     """What to turn when the step waits for its input."""
+    threads = reading_threads(config.data.threads)
     return (
-        f"warning: {share:.0%} of the time goes to waiting for input: raise --config.data.threads (now {config.data.threads}) "
+        f"warning: {share:.0%} of the time goes to waiting for input: raise --config.data.threads (now {threads}) "
         f"or --config.data.prefetch (now {config.data.prefetch}), or put the data on a local disk"
     )
 
@@ -208,7 +209,8 @@ def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
     shard = ShardOptions(jax.process_index(), jax.process_count())
     if shard.shard_count > 1:
         stream = HostOrder(stream, config.batch_size, shard.shard_count)
-    options = grain.ReadOptions(num_threads=config.data.threads, prefetch_buffer_size=config.data.prefetch)
+    threads = reading_threads(config.data.threads)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=config.data.prefetch)
     return iter(ElasticIterator(stream, config.batch_size, shard, read_options=options))
 
 
