@@ -93,6 +93,7 @@ def focus(half: Halved) -> float:
     plain, red = grey[~cells & ~nuclei], grey[cells & ~nuclei]
     if min(edge.sum(), plain.size, red.size) < 100:
         return 0.0
-    down, across = np.gradient(grey)
-    steep = np.percentile(np.hypot(down[edge], across[edge]), 75)
+    row, column = np.nonzero(edge)
+    down, across = grey[row + 1, column] - grey[row - 1, column], grey[row, column + 1] - grey[row, column - 1]
+    steep = np.percentile(np.hypot(down, across), 75) / 2
     return float(steep / max(np.median(plain) - np.median(red), 6.0))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 from scipy import ndimage
-from skimage.feature import peak_local_max
 from skimage.filters import threshold_otsu
 from skimage.measure import label
 
@@ -114,14 +113,16 @@ def _contrast(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> np.ndarra
 def halve(rgb: np.ndarray, stain: Stain) -> Halved:
     """uint8[h, w, 3] at half resolution, means of 2 x 2 pixels rounded; density is against the slide's background."""
     h, w = rgb.shape[0] // 2 * 2, rgb.shape[1] // 2 * 2
-    small = np.asarray(Image.fromarray(rgb[:h, :w]).reduce(2))
+    small = Image.fromarray(rgb[:h, :w]).reduce(2)
+    planes = [np.asarray(channel) for channel in small.split()]
     levels = np.arange(256, dtype=np.float32)
     red, green, blue = (
-        np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32)[small[..., channel]]
-        for channel, background in enumerate(stain.background)
+        np.log((background + 1) / (np.minimum(levels, background) + 1)).astype(np.float32).take(plane, mode="clip")
+        for plane, background in zip(planes, stain.background, strict=True)
     )
     nuclear = _contrast(red, green, blue) > stain.nuclear
-    return Halved(small.mean(-1, dtype=np.float32), red + green + blue, nuclear, stain)
+    grey = (planes[0].astype(np.float32) + planes[1] + planes[2]) / np.float32(3)
+    return Halved(grey, red + green + blue, nuclear, stain)
 
 
 def grow(mask: np.ndarray, times: int = 1) -> np.ndarray:
@@ -220,12 +221,19 @@ def red_cells(half: Halved, mpp: float) -> RedCells:
     radius = RED_DIAMETER_UM / 2 / pixel
     scale = 0.6 * radius
     blobs = -ndimage.gaussian_laplace(cells.astype(np.float32), scale) * scale**2
-    peaks = peak_local_max(blobs, min_distance=max(1, round(0.6 * radius)), threshold_abs=0.2, exclude_border=False)
+    peaks = _peaks(blobs, max(1, round(0.6 * radius)), 0.2)
     depth = ndimage.distance_transform_edt(cells)[tuple(peaks.T)]
     whole = depth > 0.35 * radius  # platelets are flatter
     if not whole.any():
         return RedCells(np.zeros((0, 2)), float("nan"))
     return RedCells(peaks[whole, ::-1] * 4.0 + 2, round(2 * float(np.median(depth[whole])) * pixel, 3))
+
+
+def _peaks(height: np.ndarray, distance: int, least: float) -> np.ndarray:
+    """int[n, 2] rows and columns above `least` that are the highest within `distance`, of equal ones the first; as
+    skimage's peak_local_max, which takes three times as long."""
+    ranked = height - 1e-9 * np.arange(height.size).reshape(height.shape)
+    return np.argwhere((ranked == ndimage.maximum_filter(ranked, 2 * distance + 1, mode="nearest")) & (height > least))
 
 
 def _mostly(mask: np.ndarray) -> np.ndarray:

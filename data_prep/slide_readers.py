@@ -43,10 +43,7 @@ def on_white(pixels: np.ndarray) -> np.ndarray:
     """uint8[h, w, 3] from uint8[h, w, 3 or 4], straight alpha laid on white (an unscanned area is not black)."""
     if pixels.shape[2] == 3:
         return pixels
-    alpha = pixels[..., 3:]
-    if alpha.min() == 255:
-        return np.ascontiguousarray(pixels[..., :3])
-    weight = alpha.astype(np.uint16)
+    weight = pixels[..., 3:].astype(np.uint16)
     return ((pixels[..., :3] * weight + 255 * (255 - weight) + 127) // 255).astype(np.uint8)
 
 
@@ -122,7 +119,9 @@ class OpenSlidePixels:
         self.icc = profile.tobytes() if profile else b""
 
     def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
-        return np.asarray(self._slide.read_region((x, y), 0, (w, h)))
+        picture = self._slide.read_region((x, y), 0, (w, h))
+        # Opaque, as nearly always: Pillow drops the fourth channel in a fifth of the time that NumPy takes.
+        return np.asarray(picture.convert("RGB") if picture.getchannel("A").getextrema() == (255, 255) else picture)
 
     def thumbnail(self, side: int) -> Image.Image:
         level = self._slide.get_best_level_for_downsample(max(self.size) / side)

@@ -54,6 +54,8 @@ class Slide:
         """
         width, height = self.size
         left, top, right, bottom = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
+        if (left, top, right, bottom) == (x, y, x + w, y + h):
+            return on_white(self._decode(x, y, w, h))
         out = np.full((h, w, 3), 255, np.uint8)
         if right > left and bottom > top:
             inside = on_white(self._decode(left, top, right - left, bottom - top))

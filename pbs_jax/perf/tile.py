@@ -1,7 +1,8 @@
 """`pbs perf tile`: tiles/s of our slide pass against the released way, on the same tiles of the same slide.
 
 The peer reads each tile and writes it as PNG, all of them, without quality control; JPEG and reading alone stand beside.
-Ours reads blocks, scores every tile, finds and crops white cells in the usable ones, and writes only what is kept.
+Ours reads blocks, scores every tile and writes only what is kept; the slide job also finds and crops white cells in it, for
+which the released way has a step of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from data_prep import io
 from data_prep.qc import THRESHOLD
 from data_prep.schema import DataError
+from data_prep.slide_datasets import PATCH_FEATURES, patch_record
 from data_prep.slide_table import SlideRow
-from data_prep.slide_units import BandUnit, Look, LookUnit, band, look
+from data_prep.slide_units import BandUnit, Look, LookUnit, band, block_tiles, do_tile, look
 from data_prep.slides import open_slide
 from data_prep.sources import Reject
 from data_prep.tiling import Grid
@@ -46,6 +49,7 @@ def report(slide: Path, count: int, rounds: int, mpp: float = 0.0) -> str:
             PEER: _released(slide, grid, bands, Path(folder), "png"),
             "read, JPEG quality 95": _released(slide, grid, bands, Path(folder), "jpeg"),
             "read alone": _released(slide, grid, bands, Path(folder), ""),
+            "ours: read, score, write": _without_cells(slide, seen, grid, bands, Path(folder)),
             "ours: read, score, find cells, write": _ours(slide.parent, seen, grid, bands, Path(folder)),
         }
         found = alternate(sides, rounds)
@@ -71,6 +75,23 @@ def _released(slide: Path, grid: Grid, bands: list[int], out: Path, form: str) -
                 if form:
                     picture.save(out / f"{tile.left}_{tile.top}.{form}", quality=95)
         return float(len(tiles))
+
+    return run
+
+
+def _without_cells(slide: Path, seen: Look, grid: Grid, bands: list[int], out: Path) -> Callable[[], float]:
+    """The slide job's pass with a finder that finds nothing."""
+
+    def run() -> float:
+        patches, count = [], 0
+        with open_slide(slide) as opened:
+            for tiles in itertools.chain.from_iterable(map(grid.blocks, bands)):
+                for pixels, half in block_tiles(opened, tiles, seen):
+                    patches.append(do_tile(pixels, half, seen, THRESHOLD, find=lambda *_: [])[1])
+                    count += 1
+        kept = (patch_record(patch) for patch in patches if patch)
+        io.write_unit(out / "patches", PATCH_FEATURES, kept, "patch_id")
+        return float(count)
 
     return run
 
