@@ -55,6 +55,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
             },
             # Finished phases to start from: their workdirs (each holds handover.json). Empty = this phase needs none.
             "init_from": {"backbone": "", "language_model": "", "qformer": "", "projector": ""},
+            # Query tokens of phase 1's Q-Former and of phase 4's slide Perceiver, which are the tokens of the language model's
+            # slot; phases 2 and 3 take phase 1's. 0 = 32, the paper's.
+            "queries": 0,
             "words": "",  # phase 1: folder of a tokenizer for captions alone; small: nano's, a head 12 times smaller
             "int8": False,  # frozen language model with int8 kernels; see what it costs with `pbs perf int8`
             "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -132,16 +133,16 @@ def tokenizer_texts(cells: Iterable[Cell], questions: Iterable[QA]) -> Iterator[
         yield prompts.target_text(qa, options)
 
 
-def prefix_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Shared prefix of every question on an image: system turn, user turn up to the end of the 32-token slot."""
-    slot = [tokenizer.id(prompts.IMAGE_PAD)] * prompts.SLOT_LENGTH
+def prefix_tokens(tokenizer: Tokenizer, slot: int = prompts.SLOT_LENGTH) -> list[int]:
+    """Shared prefix of every question on an image: system turn, user turn up to the end of the slot of so many tokens."""
+    visual = [tokenizer.id(prompts.IMAGE_PAD)] * slot
     before, after = prompts.PREFIX_BEFORE_SLOT, prompts.PREFIX_AFTER_SLOT
-    return tokenizer.encode(before) + slot + tokenizer.encode(after)
+    return tokenizer.encode(before) + visual + tokenizer.encode(after)
 
 
-def prompt_tokens(tokenizer: Tokenizer, qa: QA, options: Sequence[str]) -> list[int]:
+def prompt_tokens(tokenizer: Tokenizer, qa: QA, options: Sequence[str], slot: int = prompts.SLOT_LENGTH) -> list[int]:
     """Prefix and question up to and including `assistant` + newline: what the decoder is given."""
-    return prefix_tokens(tokenizer) + tokenizer.encode(prompts.branch_texts(qa, options)[0])
+    return prefix_tokens(tokenizer, slot) + tokenizer.encode(prompts.branch_texts(qa, options)[0])
 
 
 def rope_positions(ids: Sequence[int], image_pad: int) -> np.ndarray:
@@ -154,6 +155,29 @@ def rope_positions(ids: Sequence[int], image_pad: int) -> np.ndarray:
     if image.any():
         positions[:2, image] = positions[0, image.argmax()]
     return positions
+
+
+def with_slot(record: Mapping[str, Any], image_pad: int, length: int) -> dict[str, Any]:
+    """A packed bin (record of token_features) with `length` tokens in its slot instead of those it was written with."""
+    tokens, segments = np.asarray(record["tokens"]), np.asarray(record["segments"])
+    slot = np.flatnonzero((tokens == image_pad) & (segments == PREFIX_SEGMENT))
+    start, stop = int(slot[0]), int(slot[-1]) + 1
+    longer = length - len(slot)
+
+    def spliced(array: np.ndarray, middle: Any) -> np.ndarray:
+        return np.concatenate([array[:start], np.full(length, middle, array.dtype), array[stop:]])
+
+    positions = np.asarray(record["positions"]).copy()
+    positions[:, stop:] += np.where(segments[stop:] == PADDING_SEGMENT, 0, longer).astype(positions.dtype)
+    strip = [spliced(axis, start) for axis in positions]
+    strip[2][start : start + length] += np.arange(length, dtype=positions.dtype)
+    return {
+        **record,
+        "tokens": spliced(tokens, image_pad),
+        "targets": spliced(np.asarray(record["targets"]), NO_TARGET),
+        "segments": spliced(segments, PREFIX_SEGMENT),
+        "positions": np.stack(strip),
+    }
 
 
 def caption_slot(tokenizer: Tokenizer, caption: str, length: int = prompts.SLOT_LENGTH, where: str = "") -> np.ndarray:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from data_prep.io import RecordSource, open_dataset
 from data_prep.schema import ATTRIBUTES, WHITE_CELL_CLASSES, DataError
+from data_prep.tokens import with_slot
 
 Example = dict[str, np.ndarray]
 
@@ -118,6 +119,7 @@ class QuestionBins(Sequence[Example]):
 
     answers int32[A]: the supervised positions first, padded by -1 (A = the most that any bin of the dataset has);
     shares float32[A]: one over the length of the answer that the position belongs to; firsts bool[A]: an answer's first token;
+    slot: (its token, how many of them) for another length than the bins were written with.
     visual: with captions int32[Q] the caption's token ids for the slot, with features bfloat16[1+N, D] of the image.
     """
 
@@ -129,6 +131,7 @@ class QuestionBins(Sequence[Example]):
         captions: Any = None,
         features: FeatureTable | None = None,
         dataset: str = "cell_qa_tokens",
+        slot: tuple[int, int] | None = None,
     ) -> None:
         bins = open_dataset(root / dataset, split)
         slots: dict[str, np.ndarray] = {}
@@ -140,8 +143,11 @@ class QuestionBins(Sequence[Example]):
                     slots[cell["cell_id"]] = np.asarray(
                         caption_slot(captions, cell["caption"], where=cell["cell_id"]), np.int32
                     )
+        self._slot = slot
         self._set(bins, slots if captions is not None else features)
         self.content_id: str = bins.content_id
+
+    _slot: tuple[int, int] | None = None
 
     def _set(self, bins: Sequence[Any] | RecordSource, visual: Mapping[str, np.ndarray] | FeatureTable | None) -> None:
         self._bins, self._visual = bins, visual
@@ -155,7 +161,7 @@ class QuestionBins(Sequence[Example]):
         return str(self._bins[index]["image_id"])
 
     def __getitem__(self, index: Any) -> Any:
-        record = self._bins[index]
+        record = with_slot(self._bins[index], *self._slot) if self._slot else self._bins[index]
         targets = np.asarray(record["targets"], np.int32)
         supervised = np.flatnonzero(targets >= 0)
         branches = np.asarray(record["segments"])[supervised]

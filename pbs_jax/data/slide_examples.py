@@ -135,8 +135,8 @@ def open_bags(
 class SlideQuestions(Sequence[Example]):
     """Phase 4. A packed bin of questions about one slide (see `QuestionBins`), with its bag: visual bfloat16[N, D], mask bool[N]."""
 
-    def __init__(self, root: Path, split: str, bags: SlideBags) -> None:
-        self._bins = QuestionBins(root, split, dataset="slide_qa_tokens")
+    def __init__(self, root: Path, split: str, bags: SlideBags, slot: tuple[int, int] | None = None) -> None:
+        self._bins = QuestionBins(root, split, dataset="slide_qa_tokens", slot=slot)
         self._bags = bags
         self.content_id = self._bins.content_id
 

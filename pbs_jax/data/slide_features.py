@@ -31,7 +31,7 @@ from data_prep.schema import DataError, stable_hash
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import FeatureTable, decode_image
 from pbs_jax.models.perceiver import PerceiverResampler
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries
 from pbs_jax.models.vit import ViT
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
@@ -102,6 +102,7 @@ class PatchEncoder:
 
 def load_patch_perceiver(alignment: Path, size: Size) -> tuple[Any, Any]:
     """(definition, parameters) of the Perceiver of a finished phase 2."""
+    size = with_queries(size, told_queries(handover.read(alignment, ("cell_patch_alignment",))["facts"]))
     graph = definition(lambda rngs: PerceiverResampler(size.patch_perceiver, rngs=rngs))
     return graph, handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
 

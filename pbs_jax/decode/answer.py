@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from data_prep.prompts import IM_END, IMAGE_PAD, branch_texts
+from data_prep.prompts import IM_END, IMAGE_PAD, SLOT_LENGTH, branch_texts
 from data_prep.schema import QA, DataError
 from data_prep.tokens import PAD, Tokenizer, load_tokenizer, prefix_tokens, prompt_tokens
 from pbs_jax.data.augment import normalise
@@ -26,7 +26,7 @@ from pbs_jax.models.decoder import Decoder, DecoderConfig, layers_apart
 from pbs_jax.models.int8 import host_first, int8_kernels
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import backbone_shape, get_size, in_float32
+from pbs_jax.models.sizes import backbone_shape, get_size, in_float32, told_queries, with_queries
 from pbs_jax.models.vit import ViT
 from pbs_jax.sharding.mesh import answering_mesh, within
 from pbs_jax.sharding.rules import DECODER_RULES
@@ -49,6 +49,7 @@ class Answerer:
     params: dict[str, Any]
     batch_size: int = 64
     mesh: Mesh | None = None  # of `answering_mesh`; None = one device
+    slot: int = SLOT_LENGTH  # visual tokens of an image
 
     def encode(self, images: Sequence[bytes]) -> np.ndarray:
         """Encoded pictures -> visual tokens float32[n, Q, lm width] for the language model's slot."""
@@ -74,7 +75,9 @@ class Answerer:
         mode "letter_likelihood" restricts true/false and multiple choice to the likelier of the allowed first tokens.
         stop: more texts of one token that end an answer.
         """
-        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
+        prompts = [
+            prompt_tokens(self.tokenizer, qa, shown, self.slot) for qa, shown in zip(questions, options, strict=True)
+        ]
         return self._answer(prompts, questions, options, visual, None, [], mode, penalty, sampling, stop)
 
     def read(self, visual: np.ndarray) -> Prefix:
@@ -85,7 +88,7 @@ class Answerer:
             return read_prefix(
                 self.graphs["language_model"],
                 self.params["language_model"],
-                prefix_tokens(self.tokenizer),
+                prefix_tokens(self.tokenizer, self.slot),
                 padded,
                 self.tokenizer.id(IMAGE_PAD),
             )
@@ -210,7 +213,7 @@ def load_answerer(
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
     tokenizer = load_tokenizer(words)
     handover.same_tokenizer(workdir, facts, tokenizer, words)
-    size = get_size(facts["size"], tokenizer, int8=asked_int8(content, int8))
+    size = with_queries(get_size(facts["size"], tokenizer, int8=asked_int8(content, int8)), told_queries(facts))
     size = dataclasses.replace(size, vit=backbone_shape(handover.read(facts["backbone"])["facts"], size.vit))
     size = in_float32(size) if exact else size
     params, mesh = load_trees(
@@ -222,7 +225,7 @@ def load_answerer(
         "projector": definition(lambda rngs: Projector(size.qformer.dim, size.decoder.dim, rngs=rngs)),
         "language_model": definition(lambda rngs: Decoder(size.decoder, rngs=rngs)),
     }
-    return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size, mesh)
+    return Answerer(tokenizer, size.vit.image_size, graphs, params, batch_size, mesh, size.qformer.queries)
 
 
 def load_trees(

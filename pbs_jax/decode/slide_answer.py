@@ -19,7 +19,7 @@ from pbs_jax.decode.answer import Answerer, asked_int8, load_trees
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
-from pbs_jax.models.sizes import get_size, in_float32
+from pbs_jax.models.sizes import get_size, in_float32, told_queries, with_queries
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 
@@ -74,7 +74,7 @@ def load_slide_answerer(
     words = Path(content["config"]["data"]["root"]) / "tokenizer"
     tokenizer = load_tokenizer(words)
     handover.same_tokenizer(workdir, facts, tokenizer, words)
-    size = get_size(facts["size"], tokenizer, int8=asked_int8(content, int8))
+    size = with_queries(get_size(facts["size"], tokenizer, int8=asked_int8(content, int8)), told_queries(facts))
     size = in_float32(size) if exact else size
     shape = size.slide_perceiver(facts["features"]["dim"])
     params, mesh = load_trees(workdir, facts, VISUAL_TREES, ("language_model",), size.decoder, devices)
@@ -90,6 +90,7 @@ def load_slide_answerer(
         params,
         batch_size,
         mesh,
+        size.qformer.queries,
         features=facts["features"],
         max_patches=facts["max_patches"],
     )

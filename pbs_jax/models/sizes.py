@@ -53,6 +53,16 @@ def get_size(name: str, tokenizer: Any | None = None, *, int8: bool = False) -> 
     return dataclasses.replace(size, decoder=dataclasses.replace(size.decoder, int8=True)) if int8 else size
 
 
+def with_queries(size: Size, queries: int) -> Size:
+    """The size with so many query tokens, and latents of the Perceivers; 0 = its own."""
+    return dataclasses.replace(size, qformer=dataclasses.replace(size.qformer, queries=queries)) if queries else size
+
+
+def told_queries(facts: Mapping[str, Any]) -> int:
+    """How many query tokens a phase's facts tell, for `with_queries`."""
+    return int(facts["qformer"]["queries"]) if "qformer" in facts else 0
+
+
 def backbone_shape(facts: Mapping[str, Any], default: ViTConfig) -> ViTConfig:
     """The backbone of a handover's facts: an imported one tells its own shape, another has its size's, `default`."""
     if "vit" not in facts:

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from data_prep.prompts import SLOT_LENGTH
 from data_prep.schema import DataError
 from pbs_jax.models.int8 import int8_kernels
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, with_queries
 from pbs_jax.sharding import rules
 from pbs_jax.train.answers import frozen_cast
 from pbs_jax.train.phase import Networks
@@ -74,13 +75,15 @@ def abstract_phase(config: Any, row: Row | None = None, *, remat: bool | None = 
     remat: False counts what a step must compute, without what it computes again to save memory.
     Raises DataError for a phase that has no shapes of its own.
     """
-    size = get_size(config.size, int8=config.int8)
+    size = with_queries(get_size(config.size, int8=config.int8), config.queries)
     if remat is not None:
         parts = {name: dataclasses.replace(getattr(size, name), remat=remat) for name in ("decoder", "qformer")}
         size = dataclasses.replace(size, **parts)
     count, width = config.batch_size, size.vit.dim
     tokens = 1 + (size.vit.image_size // size.vit.patch_size) ** 2
     row = row or ROWS.get(config.phase)
+    if row and config.queries:
+        row = dataclasses.replace(row, length=row.length + row.images * (config.queries - SLOT_LENGTH))
     match config.phase:
         case "cell_representation":
             from pbs_jax.train.phase1_cell_representation import make_loss, networks

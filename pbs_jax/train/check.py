@@ -16,6 +16,7 @@ from pbs_jax.train.phases import NAMES
 
 FILE = "handover.json"
 REMOTE = "gs://"  # what launch/tpu_worker.sh copies to its machine
+QUERYING = ("cell_representation", "slide_qa")  # those whose queries fill the slot
 ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has a `weight`
 
 NO_ROOT = "config.data.root is empty: name the folder that `pbs data run --out` wrote"
@@ -125,6 +126,8 @@ def _numbers(config: Any) -> Iterator[str]:
         )
     if config.images_per_row < 0:
         yield f"config.images_per_row={config.images_per_row}: use 0 (one question a row), 1, or more"
+    if config.queries < 0 or (config.queries and config.phase not in QUERYING):
+        yield f"config.queries={config.queries}: 0 or more, of phases {' and '.join(QUERYING)}; 2 and 3 take phase 1's"
     if config.optimizer.name not in ("adamw", "muon"):
         yield f'config.optimizer.name "{config.optimizer.name}" is unknown: use adamw or muon'
     if not 0.0 <= config.optimizer.warmup_fraction < 1.0:

@@ -20,7 +20,7 @@ from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.qformer_losses import phase1_losses
-from pbs_jax.models.sizes import Size, get_size, with_words
+from pbs_jax.models.sizes import Size, get_size, with_queries, with_words
 from pbs_jax.sharding.rules import QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.checkpoint import compare_trees
@@ -62,17 +62,19 @@ def make_loss(size: Size) -> LossFn:
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.root, words, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
+    """config: size, seed, queries, data.root, words, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     # The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's.
     words = Path(config.words or Path(config.init_from.qformer or root) / "tokenizer")
     reader = load_tokenizer(words) if config.words or words.is_dir() else tokenizer
-    size = get_size(config.size, tokenizer)
-    own_words: dict[str, Any] = {}
+    size = with_queries(get_size(config.size, tokenizer), config.queries)
+    own_shape: dict[str, Any] = {}
     if config.words:
         size = dataclasses.replace(size, qformer=with_words(size.qformer, reader))
-        own_words = {"qformer": dataclasses.asdict(size.qformer), "words": str(words), "words_sha256": reader.sha256}
+        own_shape = {"words": str(words), "words_sha256": reader.sha256}
+    if config.words or config.queries:
+        own_shape["qformer"] = dataclasses.asdict(size.qformer)
     _, qformer = parameters(networks(size)["qformer"], config.seed)
     if config.init_from.qformer:
         before = handover.load(config.init_from.qformer, ["qformer"])
@@ -106,7 +108,7 @@ def build(config: Any) -> Phase:
             "size": config.size,
             "tokenizer_sha256": tokenizer.sha256,
             "datasets": {"cell_features": features.content_id},
-            **own_words,
+            **own_shape,
         },
         loaded=("qformer",) if config.init_from.qformer else (),
     )

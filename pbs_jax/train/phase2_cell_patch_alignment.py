@@ -23,7 +23,7 @@ from pbs_jax.data.slide_examples import CellPatches
 from pbs_jax.models.alignment import Alignment, alignment_losses, content, diagnose, effective_rank
 from pbs_jax.models.perceiver import PerceiverResampler
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries
 from pbs_jax.sharding.rules import ALIGNMENT_RULES, PERCEIVER_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.phase import Networks, Phase, batches, definition, parameters
@@ -85,9 +85,9 @@ def build(config: Any) -> Phase:
     root = Path(config.data.root)
     store = Path(config.data.features or root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    size = get_size(config.size, tokenizer)
-    before = handover.read(config.init_from.qformer, ("cell_representation",))
-    handover.same_tokenizer(config.init_from.qformer, before["facts"], tokenizer, root / "tokenizer")
+    told = handover.read(config.init_from.qformer, ("cell_representation",))["facts"]
+    handover.same_tokenizer(config.init_from.qformer, told, tokenizer, root / "tokenizer")
+    size = with_queries(get_size(config.size, tokenizer), told_queries(told))
     trainable = {name: parameters(networks(size)[name], config.seed)[1] for name in ("patch_perceiver", "alignment")}
     qformer = handover.load(config.init_from.qformer, ["qformer"], rules={"qformer": QFORMER_RULES})["qformer"]
     cells = FeatureTable(store, ("train", "val"))
@@ -123,6 +123,7 @@ def build(config: Any) -> Phase:
         evaluate=evaluate,
         facts={
             "size": config.size,
+            **({"qformer": told["qformer"]} if "qformer" in told else {}),
             "tokenizer_sha256": tokenizer.sha256,
             "backbone": str(Path(config.init_from.backbone)),
             "backbone_sha256": backbone_sha256,

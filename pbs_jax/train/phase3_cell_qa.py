@@ -1,6 +1,6 @@
 """Phase 3, `cell_qa` (paper section 3.4.3): the Q-Former and a projector learn to answer through a frozen language model.
 
-The 32 query tokens of a cell, projected to the language model's width, fill its visual slot; loss on the answers.
+The query tokens of a cell, projected to the language model's width, fill its visual slot; loss on the answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pbs_jax.data.rows import arrange
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries
 from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model
@@ -63,12 +63,14 @@ def build(config: Any) -> Phase:
     """
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    size = get_size(config.size, tokenizer, int8=config.int8)
     told: dict[str, Any] = {}
     for name, phase in (("qformer", "cell_representation"), ("language_model", "language_model")):
         told[name] = handover.read(config.init_from[name], (phase,))["facts"]
         handover.same_tokenizer(config.init_from[name], told[name], tokenizer, root / "tokenizer")
-    words = {"qformer": told["qformer"]["qformer"]} if "qformer" in told["qformer"] else {}  # with its own vocabulary
+    shape = (
+        {"qformer": told["qformer"]["qformer"]} if "qformer" in told["qformer"] else {}
+    )  # where it is not its size's
+    size = with_queries(get_size(config.size, tokenizer, int8=config.int8), told_queries(shape))
     _, projector = parameters(networks(size)["projector"], config.seed)
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
     language_model = frozen_language_model(config, size)
@@ -79,7 +81,8 @@ def build(config: Any) -> Phase:
         raise DataError(
             f"the cell_features are of another backbone than {config.init_from.backbone}: run `pbs data features`"
         )
-    bins = {split: QuestionBins(root, split, features=features) for split in ("train", "val")}
+    slot = tokenizer.id(IMAGE_PAD), size.qformer.queries
+    bins = {split: QuestionBins(root, split, features=features, slot=slot) for split in ("train", "val")}
     train, val = (arrange(Preloaded(source), config) for source in bins.values())
     return Phase(
         name="cell_qa",
@@ -92,7 +95,7 @@ def build(config: Any) -> Phase:
         evaluate=evaluate_answers(loss, val, config.batch_size),
         facts={
             "size": config.size,
-            **words,
+            **shape,
             "tokenizer_sha256": tokenizer.sha256,
             "backbone": str(Path(config.init_from.backbone)),
             "backbone_sha256": backbone_sha256,

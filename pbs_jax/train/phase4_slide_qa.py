@@ -6,6 +6,7 @@ the language model are frozen. A slide is a bag: at most `max_patches` patches, 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pbs_jax.data.slide_examples import SlideBags, SlideQuestions
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
-from pbs_jax.models.sizes import Size, get_size
+from pbs_jax.models.sizes import Size, get_size, with_queries
 from pbs_jax.sharding.rules import DECODER_RULES, PERCEIVER_RULES, PROJECTOR_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model
@@ -59,14 +60,14 @@ def make_loss(size: Size, dim: int, slot_id: int, config: Any) -> LossFn:
 
 
 def build(config: Any) -> Phase:
-    """config: size, seed, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, patch_dropout,
+    """config: size, seed, queries, data.{root, features}, batch_size, weighting, images_per_row, int8, max_patches, patch_dropout,
 
     init_from.language_model (workdir of 0b), init_from.projector (workdir of phase 3, whose projector already
     speaks to that language model; empty = a fresh one, as in the released code).
     """
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    size = get_size(config.size, tokenizer, int8=config.int8)
+    size = with_queries(get_size(config.size, tokenizer, int8=config.int8), config.queries)
     before = handover.read(config.init_from.language_model, ("language_model",))
     handover.same_tokenizer(config.init_from.language_model, before["facts"], tokenizer, root / "tokenizer")
     bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)
@@ -79,7 +80,8 @@ def build(config: Any) -> Phase:
         trainable |= handover.load(config.init_from.projector, ["projector"])
     language_model = frozen_language_model(config, size)
     loss = make_loss(size, bags.dim, tokenizer.id(IMAGE_PAD), config)
-    questions = {split: SlideQuestions(root, split, bags) for split in ("train", "val")}
+    slot = tokenizer.id(IMAGE_PAD), size.qformer.queries
+    questions = {split: SlideQuestions(root, split, bags, slot) for split in ("train", "val")}
     train, val = (arrange(Preloaded(source), config) for source in questions.values())
     return Phase(
         name="slide_qa",
@@ -92,6 +94,7 @@ def build(config: Any) -> Phase:
         evaluate=evaluate_answers(loss, val, config.batch_size),
         facts={
             "size": config.size,
+            **({"qformer": dataclasses.asdict(size.qformer)} if config.queries else {}),
             "tokenizer_sha256": tokenizer.sha256,
             "features": bags.made_from | {"dim": bags.dim},
             "max_patches": config.max_patches,

@@ -78,7 +78,8 @@ class TorchAnswerer:
         mode: str = "generate",
     ) -> list[str]:
         """One answer per question, in order; visual [n, Q, D] row by row, None = blind."""
-        prompts = [prompt_tokens(self.tokenizer, qa, shown) for qa, shown in zip(questions, options, strict=True)]
+        slot = self.card["shapes"]["qformer"]["queries"]
+        prompts = [prompt_tokens(self.tokenizer, qa, shown, slot) for qa, shown in zip(questions, options, strict=True)]
         answers = [""] * len(prompts)
         for rows in batch_rows(prompts, [qa.question_type for qa in questions], self.batch_size):
             kind = questions[rows[0]].question_type

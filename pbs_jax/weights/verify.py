@@ -134,7 +134,7 @@ def compare_answers(
     stages: dict[str, Difference],
 ) -> dict[str, Any]:
     """Fills the stages of the logits; returns the counts. given, alone [n, Q, D]: each question's visual tokens."""
-    prompts = [prompt_tokens(theirs.tokenizer, qa, shown_options(qa)) for qa in asked]
+    prompts = [prompt_tokens(theirs.tokenizer, qa, shown_options(qa), theirs.slot) for qa in asked]
     kinds = [qa.question_type for qa in asked]
     divergence, top, same, ties, parted = 0.0, 0, 0, 0, []
     batches = batch_rows(prompts, kinds, BATCH)
