@@ -18,6 +18,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         if config.size == "small":  # Muon would orthogonalise a caption head of 49,152 columns each step
             config.optimizer.name, config.optimizer.lr = "adamw", 5e-4
     else:
-        config.epochs = 100
+        config.epochs, config.eval_every = 100, -1
     base.official(config, epochs=100, batch_size=32)
     return base.finish(config)

@@ -22,6 +22,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.optimizer.name = "muon"
         config.optimizer.lr = 5e-3
     else:
-        config.epochs = 100
+        config.epochs, config.eval_every = 100, -1
     base.official(config, epochs=100, batch_size=32)
     return base.finish(config)

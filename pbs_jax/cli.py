@@ -40,6 +40,7 @@ EXTRAS = {
     "cellpose": "cellpose",
     "openai": "llm",
     "pydantic": "llm",
+    "tensorboardX": "tensorboard",
     "apache_beam": "beam",
     "starlette": "serve",
     "uvicorn": "serve",

@@ -25,7 +25,6 @@ DISTRIBUTION = {
     "sklearn": "scikit-learn",
 }
 OURS = {"pbs_jax", "data_prep", "configs", "tests"}
-OPTIONAL_WITHOUT_EXTRA = {"tensorboardx"}  # metrics go to TensorBoard when it happens to be installed
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_every_import_is_declared(repo: Path, project: dict[str, Any]) -> None:
                 if name in sys.stdlib_module_names or name in OURS:
                     continue
                 wanted = canonical(DISTRIBUTION.get(name, name))
-                assert wanted in declared | OPTIONAL_WITHOUT_EXTRA, f"{path} imports {name}, which no extra declares"
+                assert wanted in declared, f"{path} imports {name}, which no extra declares"
 
 
 def imported(path: Path) -> set[str]:

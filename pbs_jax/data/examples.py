@@ -61,6 +61,9 @@ class CellImages(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def image_id(self, index: int) -> str:
+        return self._cells.ids[self._rows[index]]
+
     def __getitem__(self, index: Any) -> Any:
         record = self._cells[self._rows[index]]
         known = json.loads(record["attributes"])
@@ -108,6 +111,9 @@ class CellCaptions(Sequence[Example]):
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def image_id(self, index: int) -> str:
+        return self._ids[index]
 
     def __getitem__(self, index: Any) -> Any:
         features = self._features[self._ids[index]]

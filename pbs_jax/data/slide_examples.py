@@ -46,6 +46,9 @@ class CellPatches(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._pairs)
 
+    def image_id(self, index: int) -> str:
+        return self._pairs[index][0]
+
     def spread(self, count: int) -> list[Example]:
         """At most so many pairs, evenly over the split: what a measurement that holds all of them reads."""
         return [self[i] for i in np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))]
@@ -143,6 +146,9 @@ class SlideQuestions(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._bins)
 
+    def image_id(self, index: int) -> str:
+        return self._bins.image_id(index)
+
     def __getitem__(self, index: Any) -> Any:
         bag = self._bags[self._bins.image_id(index)]
         return self._bins[index] | {"visual": bag.features, "mask": bag.mask}
@@ -191,6 +197,10 @@ class Joined(Sequence[Example]):
 
     def __len__(self) -> int:
         return len(self._first) + len(self._second)
+
+    def image_id(self, index: int) -> str:
+        inside = index - len(self._first)
+        return self._second.image_id(inside) if inside >= 0 else self._first.image_id(index)
 
     def __getitem__(self, index: Any) -> Any:
         inside = index - len(self._first)

@@ -7,6 +7,7 @@ dataset through Grain and hands uint8 to the device, which normalises; or reads 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,10 +31,12 @@ FEATURES = ((257, 1024), (32, 768))
 
 
 def report(cells: Path, count: int, rounds: int) -> str:
-    """cells: a folder with pictures below it (e.g. data/cells/pbc_barcelona); `count` of them are read."""
-    pictures = sorted(path for path in cells.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))[:count]
-    if len(pictures) < BATCH:
-        raise DataError(f"{cells} holds {len(pictures)} pictures: at least {BATCH} are needed")
+    """cells: a folder with pictures below it (e.g. data/cells/pbc_barcelona); `count` are read, again from the first where it
+    holds fewer."""
+    there = sorted(path for path in cells.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    if len(there) < BATCH:
+        raise DataError(f"{cells} holds {len(there)} pictures: at least {BATCH} are needed")
+    pictures = list(itertools.islice(itertools.cycle(there), max(count, BATCH)))
     with tempfile.TemporaryDirectory() as folder:
         return _report(pictures, Path(folder), rounds)
 

@@ -37,7 +37,9 @@ def add_parser(subparsers: Any) -> None:
         "--tensor", type=int, default=1, metavar="N", help="training: chips that share a layer (1; at most 4 at 7b)"
     )
     parser.add_argument(
-        "--row", metavar="IMAGES,LENGTH,ANSWERS,QUESTIONS", help="shape of a row of questions, for other data"
+        "--row",
+        metavar="IMAGES,LENGTH,ANSWERS,QUESTIONS",
+        help="shape of a row of questions (default: three images of the released ones, whatever config.images_per_row is)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every cell as one JSON line")
     parser.add_argument(

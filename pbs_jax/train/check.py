@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pbs_jax.train.phases import NAMES
 FILE = "handover.json"
 REMOTE = "gs://"  # what launch/tpu_worker.sh copies to its machine
 QUERYING = ("cell_representation", "slide_qa")  # those whose queries fill the slot
+TOKENS = {"language_model": "cell_qa_tokens", "cell_qa": "cell_qa_tokens", "slide_qa": "slide_qa_tokens"}
 ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has a `weight`
 
 NO_ROOT = "config.data.root is empty: name the folder that `pbs data run --out` wrote"
@@ -53,6 +54,7 @@ NEEDS = {
         (("language_model", "language_model"),),
         (("projector", "cell_qa"),),
     ),
+    "classifier": Needs(("cells",), ("cell_features",), (("backbone", "backbone"),)),
 }
 
 
@@ -89,6 +91,7 @@ def problems(config: Any) -> Iterator[str]:
     given = tuple((field, phase) for field, phase in needs.may if config.init_from[field])
     for field, phase in needs.init + given:
         yield from _init(config, field, phase)
+    yield from _batch(config)
     yield from _shapes(config)
 
 
@@ -117,8 +120,9 @@ def _numbers(config: Any) -> Iterator[str]:
             yield f"config.{name}={config[name]}: use 1 or more"
     if config.steps < 1 and config.epochs < 1:
         yield f"config.steps={config.steps} and config.epochs={config.epochs}: set one of them"
-    if config.weighting not in ("token", "answer"):
-        yield f'config.weighting "{config.weighting}" is unknown: use token or answer'
+    for name, known in _choices(config.phase).items():
+        if config[name] not in known:
+            yield f'config.{name} "{config[name]}" is unknown: use {" or ".join(known)}'
     if config.accumulate > 1 and config.phase not in ACCUMULATED:
         yield (
             f"config.accumulate={config.accumulate}: the loss of phase {config.phase} is no mean over answers, so that its "
@@ -138,6 +142,40 @@ def _numbers(config: Any) -> Iterator[str]:
         yield (
             f"config.batch_size={config.batch_size} is not divisible by the mesh's data x fsdp x accumulate = {known}: "
             "use a multiple, or another config.mesh"
+        )
+
+
+def _choices(phase: str) -> dict[str, Collection[str]]:
+    """Words that a field of the config may be, from where they are read."""
+    fields: dict[str, Collection[str]] = {"weighting": ("token", "answer")}
+    match phase:
+        case "language_model":
+            fields["lesson"] = ("drill", "all")
+        case "cell_patch_alignment":
+            from pbs_jax.models.alignment import LOSSES
+            from pbs_jax.train import phase2_cell_patch_alignment
+
+            fields |= {"target": phase2_cell_patch_alignment.TARGETS, "alignment": LOSSES}
+        case "classifier":
+            from pbs_jax.train import classifier
+
+            fields["target"] = classifier.TARGETS
+    return fields
+
+
+def _batch(config: Any) -> Iterator[str]:
+    """A batch that the train split cannot fill; where its examples are no records, only the built phase can tell."""
+    drawn = config.phase == "language_model" and (config.lesson == "drill" or config.data.slides)
+    if not config.data.root or drawn or (config.phase in ("cell_qa", "slide_qa") and config.images_per_row == 0):
+        return
+    dataset = Path(config.data.root) / TOKENS.get(config.phase, "cells")
+    if _unreadable(dataset):  # said elsewhere
+        return
+    count = read_manifest(dataset)["splits"].get("train", 0)
+    if config.batch_size > count:
+        yield (
+            f"config.batch_size={config.batch_size} is more than the {count} records of the train split of {dataset}: use "
+            "a smaller one, or more data"
         )
 
 
@@ -185,12 +223,11 @@ def _shapes(config: Any) -> Iterator[str]:
     except DataError as error:
         yield str(error)
         return
-    tokens = {"language_model": "cell_qa_tokens", "cell_qa": "cell_qa_tokens", "slide_qa": "slide_qa_tokens"}
-    if config.phase in tokens:
-        length = _shape(Path(config.data.root), tokens[config.phase], "tokens")
+    if config.phase in TOKENS:
+        length = _shape(Path(config.data.root), TOKENS[config.phase], "tokens")
         if length and length[0] <= SLOT_LENGTH:
             yield (
-                f"{config.data.root}/{tokens[config.phase]} has rows of {length[0]} tokens, no more than the {SLOT_LENGTH} "
+                f"{config.data.root}/{TOKENS[config.phase]} has rows of {length[0]} tokens, no more than the {SLOT_LENGTH} "
                 "visual tokens: write it with a larger --bin_length"
             )
     features = Path(config.data.features or config.data.root)

@@ -58,6 +58,9 @@ class LabelledFeatures(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def image_id(self, index: int) -> str:
+        return self._rows[index][0]
+
     def __getitem__(self, index: Any) -> Any:
         cell_id, label = self._rows[index]
         return {
@@ -117,6 +120,7 @@ def build(config: Any) -> Phase:
             "backbone_sha256": features.backbone_sha256,
             "datasets": {"cell_features": features.content_id},
         },
+        example_id=train.image_id,
     )
 
 

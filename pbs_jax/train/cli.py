@@ -21,7 +21,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--workdir", type=Path, required=True, metavar="DIR", help="checkpoints, metrics and handover.json"
     )
-    parser.add_argument("--inspect_batch", action="store_true", help="print the first batch as text and stop")
+    parser.add_argument(
+        "--inspect_batch",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="STEP",
+        help="print the batch of a step (default: the first) as text and stop",
+    )
     parser.add_argument(
         "--check_only",
         choices=("gs", "mounted"),
@@ -55,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     use_compile_cache()
     join_hosts(args.processes, args.process, args.coordinator, args.wait)
-    if args.inspect_batch:
-        print(show_batch(config))
+    if args.inspect_batch is not None:
+        print(show_batch(config, args.inspect_batch))
         return 0
     return train(config, args.workdir)

@@ -35,7 +35,7 @@ from pbs_jax.train.checkpoint import Checkpoints
 from pbs_jax.train.clock import Clock, model_flops_per_token, rates
 from pbs_jax.train.inspect import describe_batch
 from pbs_jax.train.metrics import MetricsWriter
-from pbs_jax.train.optimizer import make_optimizer
+from pbs_jax.train.optimizer import make_optimizer, schedule
 from pbs_jax.train.phase import Phase
 from pbs_jax.train.phases import build_phase
 from pbs_jax.train.report import write_report
@@ -44,6 +44,7 @@ from pbs_jax.train.step import init_state, make_step
 
 PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
 PROFILED = 3  # steps of one profile
+DATASETS = "datasets.json"  # content ids of the data that a run was begun on
 WAIT_SHARE = 0.05  # of a step's time: above it, three logs in a row, the run says what to turn
 # Keys that may differ when a run is continued: they change what is seen, not what is computed.
 FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "profile_at")
@@ -56,25 +57,26 @@ def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> 
     that is wrong with the config, before a device is touched.
     """
     clock = Clock()
-    workdir.mkdir(parents=True, exist_ok=True)
     check_config(config, workdir)
     if (workdir / handover.FILE).exists():
         print(f"{workdir}: phase {config.phase} is finished; nothing to do")
         return 0
     with clock.spend("init"):
-        config = staged(config)
-        require_usable(config)
-        mesh = mesh or make_mesh(**config.mesh)
-        check_batch(config, mesh)
+        local = staged(config)
+        require_usable(local)
+        mesh = mesh or make_mesh(**local.mesh)
+        check_batch(local, mesh)
     with jax.set_mesh(mesh):
         with clock.spend("init"):
-            phase = build_phase(config)
-        return _run(phase, config, workdir, mesh, clock)
+            phase = build_phase(local)
+            data = iterate(phase, local)
+            begin(config, phase, workdir)  # last: what was refused leaves the workdir to the corrected config
+        return _run(phase, data, local, workdir, mesh, clock)
 
 
 def staged(config: Any) -> Any:
     """The config with data on gs:// (or any fsspec address) replaced by this host's checked copy."""
-    remote = {name: config.data[name] for name in ("root", "features") if is_remote(config.data[name])}
+    remote = {name: config.data[name] for name in ("root", "features", "slides") if is_remote(config.data[name])}
     if not remote:
         return config
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pbs_jax_data"
@@ -84,7 +86,7 @@ def staged(config: Any) -> Any:
     return config
 
 
-def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, clock: Clock) -> int:
+def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding.Mesh, clock: Clock) -> int:
     layout = {name: specs(tree, phase.rules[name]) for name, tree in {**phase.trainable, **phase.frozen}.items()}
     trainable = {name: place(tree, layout[name], mesh) for name, tree in phase.trainable.items()}
     frozen = {name: place(tree, layout[name], mesh) for name, tree in phase.frozen.items()}
@@ -95,7 +97,7 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, cloc
     tx = make_optimizer(config.optimizer, steps)
     state = init_state(trainable, tx, mesh)
     step_fn = make_step(phase.loss, tx, config.seed, state, parts=config.accumulate, weight=phase.weight)
-    data = iterate(phase, config)
+    rate = schedule(config.optimizer.lr, steps, config.optimizer.warmup_fraction)
     checkpoints = Checkpoints(workdir, config.keep)
     with clock.spend("restore"):
         restored = checkpoints.restore_newest(state, data)
@@ -136,6 +138,7 @@ def _run(phase: Phase, config: Any, workdir: Path, mesh: jax.sharding.Mesh, cloc
                 step_s = (now - tick) / (done - logged)
                 values |= {"time/step_s": step_s, "time/input_wait_share": waited / (now - tick)}
                 values |= rates(batch, step_s, per_token)
+                values["lr"] = float(rate(done - 1))  # optax counts updates from 0
                 slow = slow + 1 if waited / (now - tick) > WAIT_SHARE and logged > first else 0
                 if slow == 3:
                     print(input_advice(waited / (now - tick), config))
@@ -191,16 +194,24 @@ def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: Metr
     print("  ".join([f"step {int(state.step)}", *(f"{name} {value:.4f}" for name, value in values.items())]))
 
 
-def show_batch(config: Any) -> str:
-    """The first batch that `train` would see, as text."""
+def show_batch(config: Any, step: int = 1) -> str:
+    """The batch that `train` sees at a step, as text."""
+    if step < 1:
+        raise DataError(f"--inspect_batch={step}: steps are counted from 1")
     config = staged(config)
     require_usable(config)
     phase = build_phase(config)
-    return describe_batch(phase, next(iterate(phase, config)), Path(config.data.root))
+    words = Path(config.data.root) / "tokenizer"
+    if phase.name == "cell_representation":
+        from pbs_jax.train.phase1_cell_representation import words_folder
+
+        words = words_folder(config)
+    return describe_batch(phase, next(iterate(phase, config, step)), words, step)
 
 
-def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
-    """Seeded endless stream of this process's share of the global batch; its order does not depend on host count."""
+def iterate(phase: Phase, config: Any, step: int = 1) -> Iterator[dict[str, np.ndarray]]:
+    """Seeded endless stream of this process's share of the global batches from a step's on; its order does not depend on
+    host count."""
     if len(phase.examples) < config.batch_size:
         raise DataError(
             f"phase {phase.name} has {len(phase.examples)} examples, fewer than batch_size={config.batch_size}"
@@ -211,16 +222,17 @@ def iterate(phase: Phase, config: Any) -> Iterator[dict[str, np.ndarray]]:
         stream = HostOrder(stream, config.batch_size, shard.shard_count)
     threads = reading_threads(config.data.threads)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=config.data.prefetch)
-    return iter(ElasticIterator(stream, config.batch_size, shard, read_options=options))
+    data = iter(ElasticIterator(stream, config.batch_size, shard, read_options=options))
+    data.set_state(dict.fromkeys(data.get_state(), (step - 1) * config.batch_size))  # its one number: examples passed
+    return data
 
 
 def check_config(config: Any, workdir: Path) -> None:
-    """A workdir belongs to one config: written at the start, compared on every continuation. Raises DataError."""
+    """A workdir belongs to one config: `begin` writes it, every continuation is compared. Raises DataError."""
     path = workdir / "config.json"
-    mine = json.loads(config.to_json())
     if not path.exists():
-        atomic_write(path, json.dumps(mine, indent=1, sort_keys=True) + "\n")
         return
+    mine = json.loads(config.to_json())
     # Field by field: one added since that run began, at any depth, stands for what was done then, its default.
     default, theirs = json.loads(base.get_config().to_json()), json.loads(path.read_text())
     mine, default, theirs = (flatten_dict(tree, sep=".") for tree in (mine, default, theirs))
@@ -233,6 +245,24 @@ def check_config(config: Any, workdir: Path) -> None:
     if keys:
         differences = ", ".join(f"{key}: {theirs.get(key)} there, {mine.get(key)} now" for key in keys)
         raise DataError(f"{path} is of another config ({differences}): use another --workdir or the same config")
+
+
+def begin(config: Any, phase: Phase, workdir: Path) -> None:
+    """Writes config.json and the content ids of the phase's datasets, once. Raises DataError for a run that was begun on
+    other data."""
+    now = phase.facts.get("datasets", {})
+    path = workdir / DATASETS
+    before = json.loads(path.read_text()) if path.exists() else {}
+    for name in now.keys() & before.keys():
+        if now[name] != before[name]:
+            ids = ["+".join(part[:12] for part in id.split("+")) for id in (before[name], now[name])]
+            raise DataError(
+                f"{path}: this run was begun on {name} {ids[0]}, config.data now holds {ids[1]}: use another --workdir or "
+                "the data it was begun on"
+            )
+    for file, content in ((workdir / "config.json", json.loads(config.to_json())), (path, now)):
+        if not file.exists():
+            atomic_write(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def check_batch(config: Any, mesh: jax.sharding.Mesh) -> None:
@@ -258,11 +288,13 @@ def require_finite(
         values = {metric_name(name): float(value) for name, value in metrics.items()}
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad:
-            rows = np.unique(index.addressable_data(0)).tolist() if index is not None else []
+            shards = [np.ravel(shard.data) for shard in index.addressable_shards] if index is not None else []
+            rows = sorted({int(row) for shard in shards for row in shard})
             ids = ", ".join(example_id(row) for row in rows)
             raise DataError(
                 f"{workdir}: {', '.join(bad)} not finite at step {step} (example indices {rows}: {ids}); the last good "
-                "checkpoint is kept: lower config.optimizer.lr or look at those examples (pbs train --inspect_batch)"
+                "checkpoint is kept: lower config.optimizer.lr or look at those examples (pbs train "
+                f"--inspect_batch={step})"
             )
     return values
 

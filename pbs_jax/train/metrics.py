@@ -1,4 +1,5 @@
-"""Metrics of a run: one JSON line per logged step, always; TensorBoard too when tensorboardX is installed."""
+"""Metrics of a run: one JSON line per logged step, always; TensorBoard too when tensorboardX is installed
+(`pip install 'pbs_jax[tensorboard]'`)."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ class MetricsWriter:
         self._board = _tensorboard(workdir) if writes else None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one flat line; names are "train/loss", "val/accuracy", ..."""
-        self._file.write(json.dumps({"step": step, **{k: round(float(v), 6) for k, v in metrics.items()}}) + "\n")
+        """Writes one flat line; names are "train/loss", "val/accuracy", ... A value that is not finite is left out, for JSON
+        has no word for it."""
+        finite = {name: float(f"{value:.7g}") for name, value in metrics.items() if math.isfinite(value)}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
         if self._board:
             for name, value in metrics.items():

@@ -57,7 +57,8 @@ def build(config: Any) -> Phase:
         attribute = sum(attributes) / len(attributes)
         return label + config.attribute_weight * attribute, {"label": label, "attribute": attribute}
 
-    train = Preloaded(CellImages(root, "train", vit_config.image_size))
+    cells = CellImages(root, "train", vit_config.image_size)
+    train = Preloaded(cells)
     val = batches(Preloaded(CellImages(root, "val", vit_config.image_size)), config.batch_size)
     predict = jax.jit(
         lambda trainable, images: {k: v.argmax(-1) for k, v in logits(trainable, normalise(images)).items()}
@@ -91,6 +92,7 @@ def build(config: Any) -> Phase:
             "trained_on": "train split",
             **({"density": dataclasses.asdict(density)} if density else {}),
         },
+        example_id=cells.image_id,
     )
 
 

@@ -73,6 +73,7 @@ def build(config: Any) -> Phase:
             "trained_on": "train split",
             "lesson": config.lesson,
         },
+        example_id=train.image_id,
         loaded=("language_model",) if before else (),
     )
 

@@ -61,13 +61,19 @@ def make_loss(size: Size) -> LossFn:
     return loss
 
 
+def words_folder(config: Any) -> Path:
+    """The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's."""
+    root = Path(config.data.root)
+    words = Path(config.words or Path(config.init_from.qformer or root) / "tokenizer")
+    return words if config.words or words.is_dir() else root / "tokenizer"
+
+
 def build(config: Any) -> Phase:
     """config: size, seed, queries, data.root, words, batch_size, text_length, init_from.qformer (an imported one; empty = fresh)."""
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    # The captions' tokenizer: an imported Q-Former (BERT's words) brings its own, others read the language model's.
-    words = Path(config.words or Path(config.init_from.qformer or root) / "tokenizer")
-    reader = load_tokenizer(words) if config.words or words.is_dir() else tokenizer
+    words = words_folder(config)
+    reader = load_tokenizer(words)
     size = with_queries(get_size(config.size, tokenizer), config.queries)
     own_shape: dict[str, Any] = {}
     if config.words:
@@ -82,11 +88,11 @@ def build(config: Any) -> Phase:
         qformer = before["qformer"]
     loss = make_loss(size)
     features = FeatureTable(Path(config.data.features or root), ("train", "val"))
-    train, held_out = (
-        Preloaded(CellCaptions(root, split, features, reader, config.text_length)) for split in ("train", "val")
-    )
-    # Whole batches only: contrast against a batch is the measure.
-    val = [batch for batch, real in batches(held_out, config.batch_size) if real.all()]
+    captions = [CellCaptions(root, split, features, reader, config.text_length) for split in ("train", "val")]
+    train, held_out = map(Preloaded, captions)
+    # Whole batches only: contrast against a batch is the measure. A split that has none is one short batch.
+    whole = min(config.batch_size, max(len(held_out), 1))
+    val = [batch for batch, real in batches(held_out, whole) if real.all()]
     step = jax.jit(lambda trainable, batch: loss(trainable, {}, batch, None))
 
     def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
@@ -110,5 +116,6 @@ def build(config: Any) -> Phase:
             "datasets": {"cell_features": features.content_id},
             **own_shape,
         },
+        example_id=captions[0].image_id,
         loaded=("qformer",) if config.init_from.qformer else (),
     )

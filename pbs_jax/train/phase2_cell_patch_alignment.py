@@ -130,4 +130,5 @@ def build(config: Any) -> Phase:
             "qformer_sha256": tree_sha256(qformer),
             "datasets": {"cell_features": cells.content_id, "patch_features": patches.content_id},
         },
+        example_id=train.image_id,
     )

@@ -105,6 +105,7 @@ def build(config: Any) -> Phase:
                 "slide_qa_tokens": questions["train"].content_id,
             },
         },
+        example_id=questions["train"].image_id,
         loaded=("projector",) if config.init_from.projector else (),
     )
 

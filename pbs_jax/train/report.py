@@ -15,6 +15,7 @@ FILE = "run_report.html"
 PANELS = {
     "Loss": ("train/loss", "val/loss"),
     "Norms": ("train/grad_norm", "norm/param_norm", "norm/update_norm"),
+    "Learning rate": ("lr",),
     "Step time, s": ("time/step_s",),
     "Share of the time waiting for input": ("time/input_wait_share",),
 }

@@ -136,6 +136,18 @@ def test_the_slot_is_a_strip_of_32(bins: list[dict], tokenizer: Tokenizer) -> No
         assert (row["positions"][:, start + 32] == start + 32).all()
 
 
+@pytest.mark.parametrize("length", [1, 8, 48])
+def test_a_bin_read_with_another_slot_is_the_one_that_would_have_been_written(
+    questions: list[QA], bins: list[dict], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    plain = tokens.prefix_tokens
+    monkeypatch.setattr(tokens, "prefix_tokens", lambda tokenizer: plain(tokenizer, length))
+    written = tokens.pack(questions, tokenizer, bin_length=BIN + length - 32, too_long=[])
+    for row, want in zip(bins, written, strict=True):
+        found = tokens.with_slot(row, tokenizer.id(prompts.IMAGE_PAD), length)
+        assert all(np.array_equal(found[name], want[name]) for name in want), row["bin_id"]
+
+
 @pytest.mark.parametrize("queries", [8, 32])
 def test_rope_positions_equal_the_official_ones(shared: Path, queries: int) -> None:
     golden = load_file(shared / f"data/goldens/qwen_tiny_n{queries}.safetensors")

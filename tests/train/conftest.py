@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 from data_prep.tokens import load_tokenizer
 from pbs_jax.config import load
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import get_size
+from pbs_jax.models.sizes import get_size, with_queries
 from pbs_jax.sharding.mesh import make_mesh
 from pbs_jax.train import handover
 from pbs_jax.train.phase import parameters
@@ -76,12 +77,14 @@ def phases(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: root / name for name in ("backbone", "language_model", "qformer")}
 
 
-def untrained_qformer(drawn: Path, workdir: Path) -> None:
+def untrained_qformer(drawn: Path, workdir: Path, queries: int = 0) -> None:
     """What phase 1 leaves, without its long compilation (test_sigkill.py trains it)."""
     tokenizer = load_tokenizer(drawn / "tokenizer")
-    shape = get_size("nano", tokenizer).qformer
+    shape = with_queries(get_size("nano", tokenizer), queries).qformer
     trees = {"qformer": parameters(lambda rngs: QFormer(shape, rngs=rngs), 0)[1]}
-    save_finished(workdir, trees, {"size": "nano", "tokenizer_sha256": tokenizer.sha256}, "cell_representation")
+    facts = {"size": "nano", "tokenizer_sha256": tokenizer.sha256}
+    facts |= {"qformer": dataclasses.asdict(shape)} if queries else {}
+    save_finished(workdir, trees, facts, "cell_representation")
 
 
 def save_finished(workdir: Path, trees: dict[str, Any], facts: dict[str, Any], phase: str) -> None:

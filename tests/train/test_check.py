@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs import base
 from data_prep.io import TEXT, array, write_dataset
 from data_prep.schema import DataError
 from pbs_jax.config import load, total_steps
@@ -40,10 +41,34 @@ def test_all_problems_come_at_once(tmp_path: Path, monkeypatch):
         "rows of 16 tokens, no more than the 32 visual tokens",
         "cell_features is 64 wide, the Q-Former of size nano reads 192",
         "has width 576, size nano has 192",
+        "batch_size=30 is more than the 1 records of the train split of",
     ):
         assert said in found
-    with pytest.raises(DataError, match=r"the config has 7 problems:"):
+    with pytest.raises(DataError, match=r"the config has 8 problems:"):
         require_usable(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("phase2_cell_patch_alignment", ("target", "alignment")),
+        ("phase0_language_model", ("lesson",)),
+        ("classifier", ("target",)),
+    ],
+)
+def test_unknown_words_and_missing_phases_come_with_the_others(name: str, fields: tuple[str, ...], tmp_path: Path):
+    config = load(name, [f"--config.data.root={tmp_path}", *(f"--config.{field}=other" for field in fields)])
+    found = "\n".join(problems(config))
+    assert all(f'config.{field} "other" is unknown: use ' in found for field in fields)
+    assert f"{tmp_path}/cells holds no finished dataset" in found
+    if not name.startswith("phase0"):
+        assert "config.init_from.backbone is empty: name the workdir of a finished backbone phase" in found
+
+
+@pytest.mark.parametrize("size", base.FULL)
+@pytest.mark.parametrize("name", [f"phase{path}" for path in ("1_cell_representation", "2_cell_patch_alignment")])
+def test_full_sizes_are_validated_after_every_epoch(name: str, size: str):
+    assert load(f"{name}:size={size}").eval_every == -1
 
 
 def test_slide_features_of_another_perceiver_are_refused(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from data_prep.schema import DataError
 from pbs_jax.sharding.mesh import make_mesh
 from pbs_jax.train import handover, loop
 from pbs_jax.train.metrics import MetricsWriter
+from pbs_jax.train.optimizer import schedule
 from pbs_jax.train.state import leaves_by_name
 from tests.train import tiny_run
 from tests.train.conftest import cell_qa_config, one_device
@@ -157,7 +159,7 @@ def test_a_changed_leaf_is_named(phases, tmp_path):
 
 @pytest.mark.parametrize("added", ["accumulate", "init_from.projector"])
 def test_a_run_begun_before_a_field_was_added_goes_on(added, tmp_path, tiny):
-    loop.check_config(tiny, tmp_path)
+    loop.begin(tiny, tiny_run.build(tiny), tmp_path)
     file = tmp_path / "config.json"
     older = json.loads(file.read_text())
     *outer, name = added.split(".")
@@ -170,9 +172,37 @@ def test_a_run_begun_before_a_field_was_added_goes_on(added, tmp_path, tiny):
         loop.check_config(tiny, tmp_path)
 
 
+def test_a_refused_config_leaves_the_workdir_to_the_corrected_one(tmp_path, tiny):
+    with pytest.raises(DataError, match="64 examples, fewer than batch_size=128"):
+        loop.train(tiny_run.tiny_config(batch_size=128), tmp_path, one_device())
+    assert not any(tmp_path.iterdir())
+    assert loop.train(tiny, tmp_path, one_device()) == 0
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path, tiny, monkeypatch):
+    def on(digit: str):
+        return lambda config: dataclasses.replace(tiny_run.build(config), facts={"datasets": {"cells": digit * 64}})
+
+    loop.begin(tiny, on("a")(tiny), tmp_path)
+    monkeypatch.setattr(loop, "build_phase", on("b"))
+    with pytest.raises(DataError, match=r"begun on cells a{12}, config.data now holds b{12}: use another --workdir"):
+        loop.train(tiny, tmp_path, one_device())
+    (tmp_path / loop.DATASETS).unlink()  # as in a run begun before there was this record
+    assert loop.train(tiny, tmp_path, one_device()) == 0
+    assert json.loads((tmp_path / loop.DATASETS).read_text()) == {"cells": "b" * 64}
+
+
+def test_the_learning_rate_is_logged_and_drawn(tmp_path, tiny):
+    loop.train(tiny, tmp_path, one_device())
+    rate = schedule(tiny.optimizer.lr, tiny.steps, tiny.optimizer.warmup_fraction)
+    expected = [float(rate(update)) for update in range(tiny.steps)]
+    assert [line["lr"] for line in logged(tmp_path) if "lr" in line] == pytest.approx(expected)
+    assert "Learning rate" in (tmp_path / "run_report.html").read_text()
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_save(tmp_path, tiny):
     config = tiny_run.tiny_config(**{"optimizer.lr": 1e30, "save_every": 1})
-    with pytest.raises(DataError, match=r"not finite at step 2 .*example indices"):
+    with pytest.raises(DataError, match=r"not finite at step 2 .*example indices.*--inspect_batch=2"):
         loop.train(config, tmp_path, one_device())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == ["1"]
 

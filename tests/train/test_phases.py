@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from data_prep.io import open_dataset
-from data_prep.schema import DataError
+from data_prep.schema import DataError, shown_options
+from pbs_jax.bench.records import load_questions
+from pbs_jax.decode.answer import load_answerer
 from pbs_jax.sharding.mesh import make_mesh
 from pbs_jax.train import loop, phase0_backbone, phase0_language_model
 from pbs_jax.train.optimizer import decay_mask, make_optimizer, schedule
 from pbs_jax.train.state import leaves_by_name
-from tests.train.conftest import small_config
+from tests.train.conftest import cell_qa_config, one_device, small_config, untrained_qformer
 
 
 def test_phase_0a_learns_from_the_train_split_only(drawn: Path):
@@ -31,6 +33,29 @@ def test_phase_0b_learns_from_the_train_split_only(drawn: Path):
     assert len(phase.examples) == len(open_dataset(drawn / "cell_qa_tokens", "train"))
     images = {record["image_id"] for record in open_dataset(drawn / "cell_qa_tokens", "train")}
     assert images <= set(open_dataset(drawn / "cells", "train").ids)
+
+
+def test_another_number_of_query_tokens_goes_from_phase_1_to_the_answer_in_pytorch(
+    drawn: Path, phases: dict[str, Path], tmp_path: Path
+):
+    export, torch_answer = (
+        pytest.importorskip("pbs_jax.weights.export"),
+        pytest.importorskip("pbs_jax.weights.torch_answer"),
+    )
+    untrained_qformer(drawn, tmp_path / "qformer", queries=8)
+    starts = phases | {"qformer": tmp_path / "qformer"}
+    loop.train(cell_qa_config(drawn, starts, steps=1), tmp_path / "run", one_device())
+    answerer = load_answerer(tmp_path / "run", 2)
+    asked = load_questions(drawn, "test").items[:2]
+    cells = {record["cell_id"]: record["image"] for record in open_dataset(drawn / "cells", "test")}
+    images, options = [cells[qa.image_id] for qa in asked], [shown_options(qa) for qa in asked]
+    visual = answerer.encode(images)
+    assert visual.shape[1] == 8
+    answers = answerer.answer(visual, asked, options)
+    assert answerer.answer_about(answerer.read(visual), [0, 1], asked, options) == answers
+    export.export(tmp_path / "run", tmp_path / "torch")
+    theirs = torch_answer.load_export(tmp_path / "torch")
+    assert theirs.answer(theirs.encode(images), asked, options) == answers
 
 
 def test_an_uneven_batch_is_refused_before_the_model_is_built(drawn: Path, tmp_path: Path):
