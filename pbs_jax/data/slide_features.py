@@ -6,11 +6,13 @@ backbone  the same without phase 2: backbone tokens averaged, the row that phase
 
 Finished slides are kept as unit files, so that a killed run goes on where it was. Everything is keyed by the weights'
 sha256 and the patches' content id: features of others are another dataset. The latter two take a patch's backbone tokens
-from `patch_features` where they lie there.
+from `patch_features` where they lie there. `pbs_jax.data.features` writes those of cells by the same functions.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -24,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from data_prep.io import TEXT, Features, Unit, array, finalise, open_dataset, read_manifest, write_unit
 from data_prep.progress import progress
@@ -31,14 +34,16 @@ from data_prep.schema import DataError, stable_hash
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import FeatureTable, decode_image
 from pbs_jax.models.perceiver import PerceiverResampler
-from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries
+from pbs_jax.models.sizes import Size, backbone_shape, get_size, told_queries, with_queries
 from pbs_jax.models.vit import ViT
+from pbs_jax.sharding.mesh import batch_sharding, make_mesh
 from pbs_jax.train import handover
 from pbs_jax.train.phase import definition
 from pbs_jax.train.state import tree_sha256
 
 Rows = Iterable[dict[str, Any]]  # read as they are consumed: a slide may have more patches than memory
-PATCHES_AT_ONCE = 64  # given to the pooling; the backbone takes as many windows
+Records = Callable[[str, str, Rows], Iterator[dict[str, Any]]]  # of a unit: (split, name, rows) -> what is written
+PATCHES_AT_ONCE = 64  # given to the pooling; the backbone takes as many windows on each device
 SLIDE_FEATURES: dict[str, Any] = {
     "slide_id": TEXT,
     "split": TEXT,
@@ -48,20 +53,25 @@ SLIDE_FEATURES: dict[str, Any] = {
 
 
 class PatchEncoder:
-    """The backbone of a finished phase 0a as a function of patches.
+    """The backbone of a finished phase 0a as a function of patches, or with windows=1 of cells.
 
     One window is the official way: the whole patch, resized. Several keep cells at the size at which nano's backbone
     learnt them; each window then gives its class token and its mean patch token, which is what that backbone's own head
-    read. `config` is what decides the tokens.
+    read. `config` is what decides the tokens; `devices`, by default all of this host, share the work.
     """
 
-    def __init__(self, workdir: Path) -> None:
-        content = handover.read(workdir, ("backbone",))
-        self._params = handover.load(workdir, ["backbone"])["backbone"]
-        self.size = size = get_size(content["facts"]["size"])
+    def __init__(self, workdir: Path, windows: int | None = None, devices: Sequence[jax.Device] | None = None) -> None:
+        facts = handover.read(workdir, ("backbone",))["facts"]
+        size = get_size(facts["size"])
+        vit = backbone_shape(facts, size.vit)
+        self.size = size = dataclasses.replace(size, vit=vit, patch_windows=windows or size.patch_windows)
+        self._devices = devices or jax.local_devices()
+        one = SingleDeviceSharding(self._devices[0])
+        params = handover.load(workdir, ["backbone"], one)["backbone"]
+        self._on_one: tuple[Sharding, Any] = one, params
         self._graph = definition(lambda rngs: ViT(size.vit, rngs=rngs))
         self.config = {
-            "backbone_sha256": tree_sha256(self._params),
+            "backbone_sha256": tree_sha256(params),
             "image_size": size.vit.image_size,
             "windows": size.patch_windows,
             "tokens": self.tokens,
@@ -69,13 +79,24 @@ class PatchEncoder:
         self._forward = jax.jit(self._encode)
 
     def __call__(self, patches: Rows) -> Iterator[np.ndarray]:
-        """bfloat16[T, D] tokens before the last norm of each patch record; batches of one shape, the last one padded."""
+        """bfloat16[T, D] tokens before the last norm of each patch record.
+
+        A device is always given as many, the last ones padded: the tokens do not depend on how many devices there are.
+        """
         windows, side = self.size.patch_windows, self.size.vit.image_size
         batch = max(PATCHES_AT_ONCE // windows**2, 1)
-        for part in itertools.batched(patches, batch):
+        for part in itertools.batched(patches, batch * len(self._devices)):
+            # What one device can hold is not padded to all of them: most small slides are.
+            layout, params = self._on_one if len(part) <= batch else self._on_all
+            count = batch * layout.num_devices
             pixels = np.stack([decode_image(row["image"], windows * side) for row in part])
-            padded = np.pad(pixels, ((0, batch - len(part)), (0, 0), (0, 0), (0, 0)))
-            yield from np.asarray(self._forward(self._params, padded))[: len(part)]
+            padded = np.pad(pixels, ((0, count - len(part)), (0, 0), (0, 0), (0, 0)))
+            yield from np.asarray(self._forward(params, jax.device_put(padded, layout)))[: len(part)]
+
+    @functools.cached_property
+    def _on_all(self) -> tuple[Sharding, Any]:
+        mesh = make_mesh(devices=self._devices)
+        return batch_sharding(mesh), jax.device_put(self._on_one[1], NamedSharding(mesh, PartitionSpec()))
 
     @property
     def tokens(self) -> int:
@@ -115,15 +136,21 @@ def write_patch_features(root: Path, backbone: Path, out: Path) -> str:
     encoder = PatchEncoder(backbone)
     cells = read_manifest(root / "cells")
     held = {record["patch_id"] for split in cells["splits"] for record in open_dataset(root / "cells", split)}
+    inputs = {"patches": read_manifest(root / "patches")["content_id"], "cells": cells["content_id"]}
+    features, records = token_records(encoder, "patch_id")
+    return write_in_units(root / "patches", out, "patch_features", features, records, encoder.config, inputs, keep=held)
 
-    def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
+
+def token_records(encoder: PatchEncoder, id_feature: str) -> tuple[Features, Records]:
+    """(features, records) of a dataset of the tokens of each row."""
+
+    def records(split: str, name: str, rows: Rows) -> Iterator[dict[str, Any]]:
         here, ahead = itertools.tee(rows)
         for row, tokens in zip(here, encoder(ahead), strict=True):
-            yield {"patch_id": row["patch_id"], "split": split, "tokens": tokens}
+            yield {id_feature: row[id_feature], "split": split, "tokens": tokens}
 
-    features = {"patch_id": TEXT, "split": TEXT, "tokens": array("bfloat16", encoder.tokens, encoder.size.vit.dim)}
-    inputs = {"patches": read_manifest(root / "patches")["content_id"], "cells": cells["content_id"]}
-    return _write(root, out, "patch_features", features, records, encoder.config, inputs, keep=held)
+    tokens = array("bfloat16", encoder.tokens, encoder.size.vit.dim)
+    return {id_feature: TEXT, "split": TEXT, "tokens": tokens}, records
 
 
 def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out: Path) -> str:
@@ -171,7 +198,7 @@ def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out
         }
 
     features = SLIDE_FEATURES | {"tokens": array("bfloat16", -1, width)}
-    return _write(root, out, "slide_features", features, records, config, inputs)
+    return write_in_units(root / "patches", out, "slide_features", features, records, config, inputs)
 
 
 def _padded(pool: Callable[[np.ndarray], jax.Array], part: Sequence[np.ndarray]) -> np.ndarray:
@@ -192,17 +219,22 @@ def _stored(
     return {}
 
 
-def _write(
-    root: Path,
+def write_in_units(
+    dataset: Path,
     out: Path,
     name: str,
     features: Features,
-    records: Callable[[str, str, Rows], Iterator[dict[str, Any]]],
+    records: Records,
     config: Mapping[str, Any],
     inputs: Mapping[str, str],
+    *,
     keep: set[str] | None = None,
+    per_unit: int = 0,
 ) -> str:
-    """One unit file a slide, then the dataset. `records(split, slide_id, patch records)`; `keep`: only these patches."""
+    """One unit file a slide of `dataset`, or `per_unit` records of it, then OUT/name; `keep`: only these ids.
+
+    Finished units are not made again, nor is a finished dataset of the same config and inputs. Returns the content id.
+    """
     if any((out / name).glob("*/manifest.json")):
         done = read_manifest(out / name)
         if done["config"] == config and done["inputs"] == inputs:
@@ -212,28 +244,28 @@ def _write(
     key = hashlib.sha256(repr((sorted(config.items()), sorted(inputs.items()))).encode()).hexdigest()
     work = out / name / f".units.{key[:16]}"
     units, most = [], 0
-    for split in read_manifest(root / "patches")["splits"]:
-        source = open_dataset(root / "patches", split)
+    for split in read_manifest(dataset)["splits"]:
+        source = open_dataset(dataset, split)
         ids = [id for id in source.ids if keep is None or id in keep]
         # Ids are in order, and "slide:" begins those of a slide: its patches follow each other.
-        slides = {slide: list(group) for slide, group in itertools.groupby(ids, lambda id: id.rpartition(":")[0])}
-        told = progress(ids, len(ids), f"{name} {split}, patches")
-        for slide_id, of_slide in slides.items():
-            most = max(most, len(of_slide))
-            unit = work / f"{stable_hash(split, slide_id):016x}.unit"
-            own = itertools.islice(told, len(of_slide))
+        groups: Iterable[tuple[str, Iterable[str]]] = itertools.groupby(ids, lambda id: id.rpartition(":")[0])
+        if per_unit:
+            groups = ((f"{per_unit} from {part[0]}", part) for part in itertools.batched(ids, per_unit))
+        told = progress(ids, len(ids), f"{name} {split}, {dataset.name}")
+        for group, members in groups:
+            count = len(list(members))
+            most = max(most, count)
+            unit = work / f"{stable_hash(split, group):016x}.unit"
+            own = itertools.islice(told, count)
             if unit.exists():
                 there = list(own)
-                names = [slide_id] if id_feature == "slide_id" else there
+                names = [group] if id_feature == "slide_id" else there
                 units.append(Unit(unit, tuple((split, id) for id in names)))
             else:
                 rows = (source[source.position(id)] for id in own)
-                units.append(write_unit(unit, features, records(split, slide_id, rows), id_feature))
+                units.append(write_unit(unit, features, records(split, group, rows), id_feature))
         next(told, None)  # ends the bar
-    details = {"most_patches": most}
-    content_id = finalise(
-        out, name, features, units, id_feature=id_feature, config=config, inputs=inputs, split_level="slide",
-        details=details,
-    )  # fmt: skip
+    facts: dict[str, Any] = {} if per_unit else {"split_level": "slide", "details": {"most_patches": most}}
+    content_id = finalise(out, name, features, units, id_feature=id_feature, config=config, inputs=inputs, **facts)
     shutil.rmtree(work)
     return content_id
