@@ -42,11 +42,14 @@ class Checkpoints:
         return None if newest is None else newest.step
 
     def save(self, state: TrainState, data: Any) -> None:
-        """Starts an asynchronous save of `state.step`; an error of the previous one is raised here."""
+        """Starts an asynchronous save of `state.step`; an error of the previous one is raised here.
+
+        Raises DataError for a step that is not above the newest: Orbax would drop it without a word.
+        """
         self.wait()
-        step = int(state.step)
-        if self.latest() == step:
-            return
+        step, newest = int(state.step), self.latest()
+        if newest is not None and step <= newest:
+            raise DataError(f"{self.directory} holds step {newest}, so step {step} is not saved: use another --workdir")
         self._pending = self._checkpointer.save_checkpointables_async(
             step,
             {

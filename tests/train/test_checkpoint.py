@@ -1,4 +1,5 @@
-"""Damaged and unfinished checkpoints (cases.md C28): the newest usable one is found, the others are named and kept."""
+"""Damaged and unfinished checkpoints (cases.md C28): the newest usable one is found, the others are named and kept. Trees
+that do not fit (C25), other devices (C24) and steps that are too old (C26)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ import optax
 import pytest
 
 from data_prep.schema import DataError
-from pbs_jax.sharding.mesh import place
-from pbs_jax.train.checkpoint import Checkpoints
+from pbs_jax.sharding.mesh import make_mesh, place
+from pbs_jax.train.checkpoint import Checkpoints, load_params
 from pbs_jax.train.state import TrainState
-from pbs_jax.train.step import init_state
+from pbs_jax.train.step import abstract, init_state
 from tests.train.conftest import one_device
 
 
@@ -72,3 +73,69 @@ def test_no_usable_step_is_an_error_and_none_at_all_a_fresh_start(saved, tmp_pat
     with pytest.raises(DataError, match="has no usable checkpoint"):
         Checkpoints(workdir).restore_newest(fresh, data())
     assert Checkpoints(tmp_path / "new").restore_newest(fresh, data()) is None
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_step_that_is_not_above_the_newest_is_refused(saved, step):
+    """C26: and step 0 is a step like others."""
+    workdir, fresh, data = saved
+    checkpoints = Checkpoints(workdir)
+    with pytest.raises(DataError, match=rf"holds step 2, so step {step} is not saved"):
+        checkpoints.save(TrainState(jnp.asarray(step, jnp.int32), fresh.trainable, fresh.opt_state), data())
+
+
+def test_step_0_is_resumed(saved, tmp_path):
+    """C26."""
+    _, fresh, data = saved
+    moved = TrainState(fresh.step, jax.tree.map(lambda leaf: leaf + 7.0, fresh.trainable), fresh.opt_state)
+    checkpoints = Checkpoints(tmp_path / "zero")
+    checkpoints.save(moved, data())
+    checkpoints.wait()
+    assert checkpoints.latest() == 0
+    restored = Checkpoints(tmp_path / "zero").restore_newest(fresh, data())
+    np.testing.assert_array_equal(restored.trainable["net"]["kernel"], moved.trainable["net"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("net", "match"),
+    [
+        ({"kernel": (2, 3), "bias": (3,)}, r"missing net/bias \(3,\)"),
+        ({}, r"extra net/kernel \(2, 3\)"),
+        ({"weight": (2, 3)}, r"missing net/weight \(2, 3\); extra net/kernel \(2, 3\)"),
+        ({"kernel": (2, 4)}, r"net/kernel is \(2, 3\), not \(2, 4\)"),
+    ],
+)
+def test_a_model_of_other_leaves_is_refused_and_each_is_named(saved, net, match):
+    """C25: neither resumed, nor read for the next phase."""
+    workdir, _, data = saved
+    mesh = one_device()
+    params = {"net": {name: jnp.zeros(shape) for name, shape in net.items()}}
+    state = init_state(place(params, jax.tree.map(lambda _: jax.P(), params), mesh), optax.adam(1e-3), mesh)
+    with pytest.raises(DataError, match=match):
+        Checkpoints(workdir).restore_newest(state, data())
+    assert (workdir / "checkpoints" / "2").is_dir(), "a readable step of another model stays where it is"
+    with pytest.raises(DataError, match=match):
+        load_params(workdir / "checkpoints" / "2", abstract(state.trainable))
+
+
+@pytest.mark.parametrize("count", [2, 1])
+def test_a_checkpoint_of_eight_devices_opens_on_fewer(tmp_path, count):
+    """C24: and on another mesh, bit for bit, to resume and for the next phase."""
+
+    def state(mesh: jax.sharding.Mesh, start: float) -> TrainState:
+        params = {"net": {"kernel": jnp.arange(64.0).reshape(8, 8) + start}}
+        return init_state(place(params, {"net": {"kernel": jax.P("fsdp", "tensor")}}, mesh), optax.adam(1e-3), mesh)
+
+    def data():
+        return iter(grain.MapDataset.range(32).to_iter_dataset())
+
+    written = state(make_mesh(fsdp=4, tensor=2), 0.1)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(written, data())
+    checkpoints.close()
+    fewer = state(make_mesh(fsdp=count, devices=jax.devices()[:count]), 5.0)
+    restored = Checkpoints(tmp_path).restore_newest(fewer, data())
+    loaded = load_params(tmp_path / "checkpoints" / "0", abstract(fewer.trainable))
+    for left, right in ((restored, written), (loaded, written.trainable)):
+        jax.tree.map(np.testing.assert_array_equal, left, right)
+    assert restored.trainable["net"]["kernel"].sharding == fewer.trainable["net"]["kernel"].sharding
