@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from data_prep.schema import DataError
@@ -31,6 +30,8 @@ def arrange(examples: Sequence[Example], config: Any) -> Sequence[Example]:
         raise DataError(f"config.images_per_row={images}: use 0 (one question a row), 1, or more")
     if images == 0:
         return split_questions(examples)
+    import jax  # answering in PyTorch comes by here, without it
+
     # Measured on CPUs alone; elsewhere dense products cost little beside gathering keys and scattering their gradients.
     list_keys = with_keys if jax.default_backend() == "cpu" else lambda rows: rows
     return list_keys(PackedRows(examples, images) if images > 1 else examples)

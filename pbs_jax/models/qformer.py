@@ -27,7 +27,6 @@ from pbs_jax.models.layers import (
 )
 
 Keys = Sequence[Any]  # dropout keys, or Nones in evaluation
-KeysValues = tuple[jax.Array, jax.Array]
 LAYER_KEYS = 6  # dropouts of one layer: two in each attention, one in each feed-forward net
 VISION_EPS = 1e-5  # ln_vision is a plain torch LayerNorm; BERT's own norms use the config's eps
 
@@ -94,7 +93,7 @@ class Attention(nnx.Module):
         self.norm = LayerNorm(dim, config.eps)
         self.heads, self.rate = config.heads, config.dropout
 
-    def keys_values(self, source: jax.Array) -> KeysValues:
+    def keys_values(self, source: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[B, S, W] -> K, V [B, S, H, hd]."""
         return split_heads(self.key(source), self.heads), split_heads(self.value(source), self.heads)
 
@@ -158,36 +157,18 @@ class QFormer(nnx.Module):
         self, visual: jax.Array, visual_mask: jax.Array | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Query outputs [B, Q, D]; without `visual_mask` bool[B, N], tokens that are exactly zero are invisible."""
-        return _run(self, (), visual, _not_zero(visual) if visual_mask is None else visual_mask, key=key)
+        return self.image_pass(visual, visual_mask, key)[0]
 
-    def read_images(self, visual: jax.Array) -> KeysValues:
-        """K, V [crossings, I, N, H, hd] of images [I, N, W]: what `pair_pass` and `itm_logits` of the same images share."""
-        graph, crosses = nnx.split(self.cross)
-        source = self.ln_vision(visual.astype(self.config.dtype))
-        # One after the other: reducing all layers' small gradients at once ended libtpu's compiler (v5e:2x4, v5p:2x2x1).
-        return jax.lax.map(lambda state: nnx.merge(graph, state).keys_values(source), crosses)
+    def image_pass(
+        self, visual: jax.Array, visual_mask: jax.Array | None = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """`encode`'s [B, Q, D] and the self-attention K, V [layers, B, Q, H, hd] that are the prefix of `lm_logits`."""
+        mask = jnp.any(visual != 0, axis=-1) if visual_mask is None else visual_mask
+        return _run(self, None, visual, mask, key=key)
 
-    def pair_pass(
-        self, visual: jax.Array, ids: jax.Array, key: jax.Array | None = None, images: KeysValues | None = None
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Images and captions apart, and each caption written after its image, as the official code does in three passes:
-        `encode`'s [B, Q, D]; the caption alone, bidirectional, [B, T, D]; and logits [B, T, V] for the token after each
-        position, of a caption that sees the queries and what is before (position 0 is read as [DEC]).
-
-        images: `read_images` of the same, if it is there already.
-        """
-        length, queries = ids.shape[1], self.config.queries
-        shown, causal = self._visible(ids), jnp.tril(jnp.ones((length, length), bool))
-        image, alone, written = (
-            slice(start, start + size)
-            for start, size in zip((0, queries, queries + length), (queries, length, length), strict=True)
-        )
-        mask = jnp.zeros((ids.shape[0], queries + 2 * length, queries + 2 * length), bool)
-        mask = mask.at[:, image, image].set(True).at[:, alone, alone].set(shown)
-        mask = mask.at[:, written, image].set(True).at[:, written, written].set(causal & shown)
-        texts = ids, ids.at[:, 0].set(self.config.dec_id)
-        hidden = _run(self, texts, visual, _not_zero(visual), mask=mask, key=key, images=images)
-        return hidden[:, image], hidden[:, alone], self.lm_head(hidden[:, written])
+    def text_pass(self, ids: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Text alone, bidirectional: [B, T, D]."""
+        return _run(self, ids, mask=self._visible(ids), key=key)[0]
 
     def itm_logits(
         self,
@@ -196,91 +177,112 @@ class QFormer(nnx.Module):
         visual_mask: jax.Array | None = None,
         index: jax.Array | None = None,
         key: jax.Array | None = None,
-        images: KeysValues | None = None,
     ) -> jax.Array:
         """Match logits [B, 2] (0 no, 1 yes), the mean over queries; queries and text see each other.
 
         `index` int32[B] names the image of each text when images repeat: their keys and values are computed once.
-        images: `read_images` of the same, if it is there already.
         Zero tokens stay visible here, unlike in `encode` (official behaviour), unless `visual_mask` says otherwise.
         """
         text = self._visible(ids)
         mask = jnp.concatenate([jnp.ones((ids.shape[0], 1, self.config.queries), bool), text], axis=-1)
-        hidden = _run(self, (ids,), visual, visual_mask, mask=mask, index=index, key=key, images=images)
+        hidden, _ = _run(self, ids, visual, visual_mask, mask=mask, index=index, key=key)
         return self.itm_head(hidden[:, : self.config.queries]).mean(axis=1)
+
+    def lm_logits(self, ids: jax.Array, kv: tuple[jax.Array, jax.Array], key: jax.Array | None = None) -> jax.Array:
+        """Causal caption logits [B, T, V] for the token after each position; position 0 is read as [DEC]."""
+        length = ids.shape[1]
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        prefix = jnp.ones((ids.shape[0], length, self.config.queries), bool)
+        mask = jnp.concatenate([prefix, causal & self._visible(ids)], axis=-1)
+        hidden, _ = _run(self, ids.at[:, 0].set(self.config.dec_id), mask=mask, prefix=kv, key=key)
+        return self.lm_head(hidden)
 
     def _visible(self, ids: jax.Array) -> jax.Array:
         return (ids != self.config.pad_id)[:, None, :]
 
 
-def _not_zero(visual: jax.Array) -> jax.Array:
-    return jnp.any(visual != 0, axis=-1)
-
-
 def _run(
     model: QFormer,
-    texts: Sequence[jax.Array],
-    visual: jax.Array,
-    visual_mask: jax.Array | None,
+    ids: jax.Array | None,
+    visual: jax.Array | None = None,
+    visual_mask: jax.Array | None = None,
     *,
     mask: jax.Array | None = None,
     index: jax.Array | None = None,
+    prefix: tuple[jax.Array, jax.Array] | None = None,
     key: jax.Array | None = None,
-    images: KeysValues | None = None,
-) -> jax.Array:
-    """Embed and run all layers on [queries, *texts]: hidden [B, S, D]. mask bool[B, 1|S, S] over the self-attention's keys."""
-    config, queries = model.config, model.config.queries
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Embed and run all layers on [queries if there is an image; text if there are ids].
+
+    mask bool[B, 1|S, P+S] over the self-attention's keys (P = length of the prefix). Returns hidden [B, S, D] and the
+    layers' own K, V [layers, B, S, H, hd].
+    """
+    config = model.config
     keys = None if key is None else jax.random.split(key, (config.layers + 1, LAYER_KEYS))
-    batch = visual.shape[0] if index is None else index.shape[0]
-    x = _embed(model, batch, texts, None if keys is None else keys[-1, 0])
-    source = model.ln_vision(visual.astype(config.dtype)) if images is None else None
+    x = _embed(model, ids, visual, index, None if keys is None else keys[-1, 0])
+    if visual is not None:
+        visual = model.ln_vision(visual.astype(config.dtype))
+    queries = 0 if visual is None else config.queries
+
+    # Without an image no layer crosses, so layers are scanned singly: half the program to compile.
+    size = 1 if visual is None else config.cross_attention_freq
     layer_graph, layers = nnx.split(model.layers)
     cross_graph, crosses = nnx.split(model.cross)
 
-    def group(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
-        cross, kv, members = inputs
-        for i, (layer, layer_keys) in enumerate(members):
+    def group(x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+        cross, members = inputs
+        own = []
+        for i, (layer, past, layer_keys) in enumerate(members):
             layer = nnx.merge(layer_graph, layer)
             drop = (None,) * LAYER_KEYS if layer_keys is None else layer_keys
-            x = layer.attention(x, *layer.attention.keys_values(x), mask, drop[:2])
+            k, v = layer.attention.keys_values(x)
+            own.append((k, v))
+            if past is not None:
+                k, v = (jnp.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
+            x = layer.attention(x, k, v, mask, drop[:2])
             query, text = x[:, :queries], x[:, queries:]
-            if i == 0:
-                crossing = nnx.merge(cross_graph, cross)
-                query = _cross_attend(
-                    crossing, query, kv or crossing.keys_values(source), visual_mask, index, drop[2:4]
-                )
-            parts = [layer.query_ffn(query, drop[4])]
-            if texts:
+            parts = []
+            if visual is not None:
+                if i == 0:
+                    query = _cross_attend(nnx.merge(cross_graph, cross), query, visual, visual_mask, index, drop[2:4])
+                parts.append(layer.query_ffn(query, drop[4]))
+            if ids is not None:
                 parts.append(layer.text_ffn(text, drop[5]))
             x = jnp.concatenate(parts, axis=1)
-        return x, None
+        return x, jax.tree.map(lambda *kv: jnp.stack(kv), *own)
 
-    per_layer = (layers, None if keys is None else keys[:-1])
-    size = config.cross_attention_freq
+    per_layer = (layers, prefix, None if keys is None else keys[:-1])
     members = tuple(jax.tree.map(lambda leaf, i=i: leaf[i::size], per_layer) for i in range(size))
-    return jax.lax.scan(jax.checkpoint(group) if config.remat else group, x, (crosses, images, members))[0]
+    step = jax.checkpoint(group) if config.remat else group
+    x, kv = jax.lax.scan(step, x, (None if visual is None else crosses, members))
+    return x, jax.tree.map(lambda leaf: leaf.reshape(config.layers, *leaf.shape[2:]), kv)
 
 
 def _cross_attend(
     cross: Attention,
     query: jax.Array,
-    kv: KeysValues,
+    visual: jax.Array,
     visual_mask: jax.Array | None,
     index: jax.Array | None,
     keys: Keys,
 ) -> jax.Array:
-    """Queries [B, Q, D] read images' K, V [I, N, H, hd]; `index` int32[B] picks each row's image."""
-    k, v = kv
+    """Queries [B, Q, D] read normed visual tokens [I, N, W]; `index` int32[B] picks each row's image."""
+    k, v = cross.keys_values(visual)
     mask = None if visual_mask is None else visual_mask[:, None, :]
     if index is not None:
         k, v, mask = jax.tree.map(lambda leaf: leaf[index], (k, v, mask))
     return cross(query, k, v, mask, keys)
 
 
-def _embed(model: QFormer, batch: int, texts: Sequence[jax.Array], key: jax.Array | None) -> jax.Array:
-    """Queries (no position) before each text's words + positions, one norm over all: [B, S, D]."""
-    config = model.config
-    parts = [jnp.broadcast_to(model.query_tokens[...], (batch, config.queries, config.dim))]
-    parts += [model.words[...][ids] + model.positions[...][: ids.shape[1]] for ids in texts]
+def _embed(
+    model: QFormer, ids: jax.Array | None, visual: jax.Array | None, index: jax.Array | None, key: jax.Array | None
+) -> jax.Array:
+    """Queries (no position) before words + positions, one norm over all: [B, S, D]."""
+    config, parts = model.config, []
+    if visual is not None:
+        batch = visual.shape[0] if index is None else index.shape[0]
+        parts.append(jnp.broadcast_to(model.query_tokens[...], (batch, config.queries, config.dim)))
+    if ids is not None:
+        parts.append(model.words[...][ids] + model.positions[...][: ids.shape[1]])
     x = model.embed_norm(jnp.concatenate(parts, axis=1).astype(config.dtype))
     return dropout(x, config.dropout, key)

@@ -92,9 +92,9 @@ def phase1_losses(
     for each image), int32[B] both, gives them. Rows without any valid negative leave the ITM loss.
     """
     config, batch = qformer.config, ids.shape[0]
-    drop = (None,) * 2 if dropout_key is None else jax.random.split(dropout_key)
-    images = qformer.read_images(visual)
-    queries, text, caption_logits = qformer.pair_pass(visual, ids, drop[0], images)
+    drop = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
+    queries, kv = qformer.image_pass(visual, key=drop[0])
+    text = qformer.text_pass(ids, key=drop[1])
     similarity = itc_similarity(
         qformer.vision_proj(queries), qformer.text_proj(text[:, 0]), qformer.temperature[...].astype(jnp.float32)
     )
@@ -115,12 +115,11 @@ def phase1_losses(
         visual,
         jnp.concatenate([ids, ids, ids[text_for_image]]),
         index=jnp.concatenate([own, image_for_text, own]),
-        key=drop[1],
-        images=images,
+        key=drop[2],
     )
     labels = jnp.concatenate([jnp.ones(batch, int), jnp.zeros(2 * batch, int)])
     itm = itm_loss(logits, labels, jnp.concatenate([jnp.ones(batch, bool), has_image, has_text]))
-    lm = lm_loss(caption_logits, ids, config.pad_id, config.label_smoothing)
+    lm = lm_loss(qformer.lm_logits(ids, kv, key=drop[3]), ids, config.pad_id, config.label_smoothing)
     return {"itc": itc, "itm": itm, "lm": lm, "loss": itc + itm + lm}
 
 

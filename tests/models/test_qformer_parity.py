@@ -44,19 +44,20 @@ def passes(golden: Golden, params: dict[str, Any]) -> dict[str, Any]:
         params: Any, images: jax.Array, ids: jax.Array, image_for_text: jax.Array, text_for_image: jax.Array
     ) -> Any:
         model, own = nnx.merge(GRAPH, params), jnp.arange(4)
-        hidden, text, logits = model.pair_pass(images, ids)
+        hidden, kv = model.image_pass(images)
+        text = model.text_pass(ids)
         image_features, text_features = model.vision_proj(hidden), model.text_proj(text[:, 0])
         triples = jnp.concatenate([ids, ids, ids[text_for_image]])
         return {
             "hidden": hidden,
-            "encoded": model.encode(images),
+            "kv": kv,
             "text": text,
             "image_features": image_features,
             "text_features": text_features,
             "similarity": itc_similarity(image_features, text_features, model.temperature[...]),
             "itm": model.itm_logits(images, triples, index=jnp.concatenate([own, image_for_text, own])),
             "itm_plain": model.itm_logits(images, ids),
-            "lm": logits,
+            "lm": model.lm_logits(ids, kv),
         }
 
     return run(outputs, params, *batch(golden), *negatives(golden))
@@ -85,8 +86,10 @@ def negatives(golden: Golden) -> tuple[jax.Array, jax.Array]:
 
 
 def test_image_pass(golden: Golden, passes: dict[str, Any]) -> None:
-    for name in ("hidden", "encoded"):
-        close(passes[name], golden.out["image_pass.last_hidden_state"])
+    close(passes["hidden"], golden.out["image_pass.last_hidden_state"])
+    for layer in range(CONFIG.layers):
+        for name, stacked in zip(("key", "value"), passes["kv"], strict=True):
+            close(stacked[layer].transpose(0, 2, 1, 3), golden.out[f"image_pass.past_{name}.{layer}"])
 
 
 def test_text_pass(golden: Golden, passes: dict[str, Any]) -> None:
