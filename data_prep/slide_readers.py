@@ -43,7 +43,10 @@ def on_white(pixels: np.ndarray) -> np.ndarray:
     """uint8[h, w, 3] from uint8[h, w, 3 or 4], straight alpha laid on white (an unscanned area is not black)."""
     if pixels.shape[2] == 3:
         return pixels
-    weight = pixels[..., 3:].astype(np.uint16)
+    alpha = pixels[..., 3:]
+    if alpha.min() == 255:
+        return np.ascontiguousarray(pixels[..., :3])
+    weight = alpha.astype(np.uint16)
     return ((pixels[..., :3] * weight + 255 * (255 - weight) + 127) // 255).astype(np.uint8)
 
 

@@ -163,6 +163,8 @@ def with_slot(record: Mapping[str, Any], image_pad: int, length: int) -> dict[st
     slot = np.flatnonzero((tokens == image_pad) & (segments == PREFIX_SEGMENT))
     start, stop = int(slot[0]), int(slot[-1]) + 1
     longer = length - len(slot)
+    if not longer:
+        return dict(record)
 
     def spliced(array: np.ndarray, middle: Any) -> np.ndarray:
         return np.concatenate([array[:start], np.full(length, middle, array.dtype), array[stop:]])

@@ -127,17 +127,16 @@ def make_app(desk: Desk, *, max_upload: int, local: bool = True) -> Starlette:
             bodies.release()
             texts.put_nowait(None)
 
-        work = asyncio.ensure_future(desk.run(request.is_disconnected, lambda: desk.chat(asked, tell)))
+        work: asyncio.Future[Any] = asyncio.ensure_future(
+            desk.run(request.is_disconnected, lambda: desk.chat(asked, tell))
+        )
         work.add_done_callback(done)
         begun = await texts.get() if asked.stream else None  # what is refused is no stream yet
-        if begun is not None:
-            return completion_stream(_texts(begun, texts), work, asked, desk.models.served)
-        reply = await work
-        if reply is None:
+        if begun is None and await work is None:
             return Response(status_code=499)
         if asked.stream:
-            return completion_stream(_texts(None, texts), work, asked, desk.models.served)
-        return completion(reply, desk.models.served)
+            return completion_stream(_texts(begun, texts), work, asked, desk.models.served)
+        return completion(await work, desk.models.served)
 
     async def _work(request: Request, work: Callable[[], Any]) -> Response:
         result = await desk.run(request.is_disconnected, work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT
 from pbs_jax.sharding import hlo
 from pbs_jax.train.phase import parameters
-from tests.train.conftest import save_finished
+from tests.train.conftest import killed_at_the_third_unit, save_finished
 
 COUNT = 9  # one more than eight devices take at once
 
@@ -79,16 +78,8 @@ def test_features_of_cells_go_on_where_they_were_killed(
     monkeypatch.setattr(features, "CELLS_PER_UNIT", 4)
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
     whole = features.write_features(job, job, tmp_path / "whole")
-    real, written = slide_features.write_unit, []
-
-    def third_fails(path: Path, *more: Any) -> Any:
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(path)
-        return real(path, *more)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(slide_features, "write_unit", third_fails)
+    real = slide_features.write_unit
+    with killed_at_the_third_unit(monkeypatch) as written:
         features.write_features(job, job, tmp_path / "killed")
     with monkeypatch.context() as patched:
         patched.setattr(slide_features, "write_unit", lambda path, *more: written.append(path) or real(path, *more))

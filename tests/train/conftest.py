@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from data_prep.tokens import load_tokenizer
 from pbs_jax.config import load
+from pbs_jax.data import slide_features
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import get_size, with_queries
 from pbs_jax.sharding.mesh import make_mesh
@@ -85,6 +87,22 @@ def untrained_qformer(drawn: Path, workdir: Path, queries: int = 0) -> None:
     facts = {"size": "nano", "tokenizer_sha256": tokenizer.sha256}
     facts |= {"qformer": dataclasses.asdict(shape)} if queries else {}
     save_finished(workdir, trees, facts, "cell_representation")
+
+
+@contextlib.contextmanager
+def killed_at_the_third_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """The writing of features, within, ends at its third unit; gives those written before."""
+    real, written = slide_features.write_unit, []
+
+    def third_fails(path: Path, *more: Any) -> Any:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        return real(path, *more)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(slide_features, "write_unit", third_fails)
+        yield written
 
 
 def save_finished(workdir: Path, trees: dict[str, Any], facts: dict[str, Any], phase: str) -> None:

@@ -17,7 +17,7 @@ from pbs_jax.data.slide_examples import CellPatches
 from pbs_jax.train import handover, loop, phase2_cell_patch_alignment
 from pbs_jax.train.state import tree_sha256
 from tests.slides import write_slides
-from tests.train.conftest import one_device, small_config
+from tests.train.conftest import killed_at_the_third_unit, one_device, small_config
 
 
 class Fake(dict[str, np.ndarray]):
@@ -123,17 +123,7 @@ def test_slide_features_hold_every_patch_and_a_killed_run_goes_on(
     assert record["coords"].tolist() == [[0, 0], [1024, 0], [512, 0]]  # in the order of patch ids
     assert record["tokens"].shape == (3, 192)
 
-    written: list[Path] = []
-    real = slide_features.write_unit
-
-    def third_fails(path: Path, *rest: Any) -> Any:
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(path)
-        return real(path, *rest)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(slide_features, "write_unit", third_fails)
+    with killed_at_the_third_unit(monkeypatch):
         slide_features.write_slide_features(features, backbone, aligned, tmp_path / "b")
     assert slide_features.write_slide_features(features, backbone, aligned, tmp_path / "b") == whole
     manifests = [(tmp_path / name / "slide_features" / "1.0.0" / "manifest.json").read_bytes() for name in "ab"]
