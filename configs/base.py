@@ -68,6 +68,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "epochs": 0,  # > 0: passes over the train split; `steps` is then computed from it
             "log_every": 10,  # steps between lines of metrics.jsonl
             "eval_every": 200,  # steps between evaluations on val; 0 = only at the end, -1 = after every pass over the train split
+            # Ends a run after `patience` evaluations without a better metric ("auc"; "-loss": one that shall fall) and hands over
+            # the best one's step; "" = off. `steps` is then the longest a run may take, and the schedule's length.
+            "early_stopping": {"metric": "", "patience": 5},
             "save_every": 200,  # steps between Orbax checkpoints
             "profile_at": 0,  # > 0: this step and the next two are traced into workdir/profile, for TensorBoard or XProf
             "keep": 2,  # checkpoints kept; the last one is always among them
@@ -101,4 +104,5 @@ def finish(config: ConfigDict) -> ConfigDict:
     if config.debug:
         config.steps, config.epochs, config.batch_size = 4, 0, 8
         config.log_every, config.eval_every, config.save_every = 1, 0, 2
+        config.early_stopping.metric = ""
     return config

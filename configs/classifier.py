@@ -13,8 +13,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.target = "subtype"
     config.hidden = 256  # width of the feed-forward layer
     config.batch_size = 64
-    config.steps = 300
-    config.eval_every = 100
-    config.optimizer.lr = 1e-3  # Adam with cosine; the paper tells neither rate nor length
+    config.steps = 600  # at most
+    config.eval_every = 50
+    config.early_stopping.metric = "auc"
+    config.optimizer.lr = 1e-3  # Adam with cosine; the paper tells neither rate nor patience
     config.optimizer.weight_decay = 0.0
     return base.finish(config)

@@ -78,6 +78,13 @@ installed() { # are all extras in VENV, at the versions these files say?
   [ -x "$VENV/bin/pbs" ] && "$VENV/bin/python" -c '' 2>/dev/null
 }
 
+room() { # all extras install in 7.7 GB, with their archives beside them meanwhile; pip finds out at the very end
+  local need=12 free
+  case " $* " in *" test "* | *" demo "* | *" gpu "*) ;; *) need=4 ;; esac
+  free=$(($(df -Pk "$VENV" | awk 'END { print $4 }') / 1000000))
+  [ "$free" -ge $need ] || fail "installing $* needs $need GB of disk, $free are free at $VENV: free some, or name another place in PBS_VENV"
+}
+
 setup() {
   local extra start=$SECONDS log pid python
   installed "$@" && return
@@ -86,6 +93,7 @@ setup() {
     say "environment: $VENV from $python"
     "$python" -m venv --clear "$VENV"
   fi
+  room "$@"
   log="$VENV/install.log"
   say "installing pbs-jax[$(IFS=,; echo "$*")]: minutes the first time (log: $log)"
   "$VENV/bin/python" -m pip install --progress-bar off -c "$ROOT/launch/constraints.txt" \

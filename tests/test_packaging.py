@@ -102,6 +102,21 @@ def test_setup_finds_this_python_and_refuses_without(repo: Path) -> None:
         assert refused.returncode != 0 and "no Python >= 3.12" in refused.stderr
 
 
+def test_setup_refuses_a_full_disk_before_it_installs(repo: Path, tmp_path: Path) -> None:
+    """pip downloads for minutes before it says so."""
+    df = tmp_path / "df"
+    df.write_text("#!/bin/sh\necho Filesystem\necho /dev/x 99000000 90300000 8700000 92% /\n")
+    df.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_VENV": str(tmp_path)}
+    room = "source launch/setup.sh && room {} && echo enough"
+    run = [
+        subprocess.run(["bash", "-c", room.format(extras)], cwd=repo, env=env, capture_output=True, text=True)
+        for extras in ("test demo", "tpu")
+    ]
+    assert run[0].returncode == 1 and f"needs 12 GB of disk, 8 are free at {tmp_path}" in run[0].stderr
+    assert run[1].returncode == 0 and "enough" in run[1].stdout
+
+
 @pytest.mark.slow
 def test_the_wheel_carries_configs_styles_and_command(repo: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"  # setuptools writes into the tree that it builds

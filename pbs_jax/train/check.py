@@ -120,6 +120,12 @@ def _numbers(config: Any) -> Iterator[str]:
             yield f"config.{name}={config[name]}: use 1 or more"
     if config.steps < 1 and config.epochs < 1:
         yield f"config.steps={config.steps} and config.epochs={config.epochs}: set one of them"
+    early = config.early_stopping
+    if early.metric and (early.patience < 1 or not config.eval_every):
+        yield (
+            f"config.early_stopping.patience={early.patience} and config.eval_every={config.eval_every}: stopping early needs "
+            "1 or more of the first and evaluations (eval_every not 0)"
+        )
     for name, known in _choices(config.phase).items():
         if config[name] not in known:
             yield f'config.{name} "{config[name]}" is unknown: use {" or ".join(known)}'

@@ -6,7 +6,7 @@ A step holds three checkpointables: `params` (trainable trees), `optimizer` (opt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,34 @@ from data_prep.schema import DataError
 from pbs_jax.train.state import Params, TrainState, leaves_by_name
 from pbs_jax.train.step import abstract
 
+policies = ocp.training.preservation_policies
 FINISHED = "commit_success.txt"  # Orbax writes it last
 
 
-class Checkpoints:
-    """Checkpoints of one run in workdir/checkpoints/<step>; the newest `keep` finished ones are kept."""
+class Pinned:
+    """Keeps the step that a function names at the time."""
 
-    def __init__(self, workdir: Path, keep: int = 2) -> None:
+    def __init__(self, step: Callable[[], int | None]) -> None:
+        self._step = step
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        return [checkpoint.step == self._step() for checkpoint in checkpoints]
+
+
+class Checkpoints:
+    """Checkpoints of one run in workdir/checkpoints/<step>; the newest `keep` finished ones are kept, and the one that
+    `pinned` names."""
+
+    def __init__(self, workdir: Path, keep: int = 2, pinned: Callable[[], int | None] = lambda: None) -> None:
         self.directory = (workdir / "checkpoints").resolve()
-        self._keep = keep
+        self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), Pinned(pinned)])
         self._pending: Any | None = None
         self._open()
 
     def _open(self) -> None:
         self._checkpointer = ocp.training.Checkpointer(
             self.directory,
-            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            preservation_policy=self._policy,
             cleanup_tmp_directories=True,  # what a killed save left behind
         )
 
@@ -40,6 +52,9 @@ class Checkpoints:
         """Newest finished step, or None. Unfinished ones are never listed by Orbax."""
         newest = self._checkpointer.latest
         return None if newest is None else newest.step
+
+    def holds(self, step: int) -> bool:
+        return any(checkpoint.step == step for checkpoint in self._checkpointer.checkpoints)
 
     def save(self, state: TrainState, data: Any) -> None:
         """Starts an asynchronous save of `state.step`; an error of the previous one is raised here.

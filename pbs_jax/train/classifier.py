@@ -1,7 +1,7 @@
 """`classifier` (paper section 9.2): a feed-forward head on the frozen backbone's class token, normed, and patch mean.
 
 Two targets: "subtype", the five white-cell classes, and "white_cell", white cells against platelets, erythroblasts and
-artifacts. Adam with cosine as in the paper; its early stopping on AUC is a fixed length here, AUC being logged.
+artifacts. Adam with cosine and early stopping on the validation split's AUC, as in the paper.
 """
 
 from __future__ import annotations

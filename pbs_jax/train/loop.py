@@ -33,8 +33,9 @@ from pbs_jax.train import handover
 from pbs_jax.train.check import require_usable
 from pbs_jax.train.checkpoint import Checkpoints
 from pbs_jax.train.clock import Clock, model_flops_per_token, rates
+from pbs_jax.train.early_stopping import EarlyStopping
 from pbs_jax.train.inspect import describe_batch
-from pbs_jax.train.metrics import MetricsWriter
+from pbs_jax.train.metrics import MetricsWriter, evaluations, shortened
 from pbs_jax.train.optimizer import make_optimizer, schedule
 from pbs_jax.train.phase import Phase
 from pbs_jax.train.phases import build_phase
@@ -98,22 +99,36 @@ def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding
     state = init_state(trainable, tx, mesh)
     step_fn = make_step(phase.loss, tx, config.seed, state, parts=config.accumulate, weight=phase.weight)
     rate = schedule(config.optimizer.lr, steps, config.optimizer.warmup_fraction)
-    checkpoints = Checkpoints(workdir, config.keep)
+    early = EarlyStopping(config.early_stopping)
+    checkpoints = Checkpoints(workdir, config.keep, lambda: early.best)
     with clock.spend("restore"):
         restored = checkpoints.restore_newest(state, data)
     if restored is not None:
         state = restored
         print(f"resumed at step {int(state.step)}")
     first = int(state.step)
+    evaluated = evaluations(workdir, first)
+    for step, values in evaluated.items():
+        early.add(step, values)
     writer = MetricsWriter(workdir, first, jax.process_index() == 0)
     per_token = model_flops_per_token(trainable, frozen)
     recent: list[tuple[int, Any, dict[str, jax.Array]]] = []  # steps since the last check: number, examples, metrics
     eval_every = math.ceil(len(phase.examples) / config.batch_size) if config.eval_every < 0 else config.eval_every
     profile_at = config.profile_at if config.profile_at > first else 0
     slow = 0
+
+    def evaluate(step: int) -> None:
+        with clock.spend("eval"):
+            values = log_evaluation(phase, state, frozen, writer)
+        early.check(values)
+        early.add(step, values)
+        evaluated[step] = values
+
     with stop_signal() as stopped, contextlib.closing(writer), contextlib.closing(checkpoints):
+        if first and eval_every and first % eval_every == 0 and first not in evaluated:
+            evaluate(first)  # the run was stopped between that step's save and its evaluation
         waited, tick, logged = 0.0, time.perf_counter(), first
-        for done in progress(range(first + 1, steps + 1), steps - first, phase.name):
+        for done in progress(range(first + 1, first if early.over else steps + 1), steps - first, phase.name):
             asked = time.perf_counter()
             with clock.spend("data"):
                 batch = put_batch(next(data), mesh)
@@ -128,7 +143,9 @@ def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding
             recent.append((done, batch.get("index"), metrics))
             # Asked once a step: a signal that comes later in it is seen at the next one, before its save.
             last, stop = done == steps, stopped(done)
+            due = bool(eval_every) and done % eval_every == 0
             log, save = (done % every == 0 or last or stop for every in (config.log_every, config.save_every))
+            save |= due and bool(early)  # any evaluated step may be the best
             if log or save:
                 with clock.spend("step"):  # waits for the device
                     values = require_finite(recent, workdir, phase.example_id)
@@ -154,21 +171,27 @@ def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding
                     clock.write(workdir, done - first)
                 print(f"stopped by a signal; saved step {done}: run the same command to continue")
                 return PREEMPTED
-            if eval_every and done % eval_every == 0 and not last:
-                with clock.spend("eval"):
-                    log_evaluation(phase, state, frozen, writer)
+            if due and not last:
+                evaluate(done)
+                if early.over:
+                    print(f"stopped at step {done}: {early.patience} evaluations brought nothing better")
+                    break
                 tick, logged, waited = time.perf_counter(), done, 0.0
-        with clock.spend("eval"):
-            log_evaluation(phase, state, frozen, writer)
+        reached = int(state.step)
+        if reached not in evaluated:
+            evaluate(reached)
         with clock.spend("save"):
             checkpoints.wait()
-        if checkpoints.latest() != steps:
-            raise DataError(f"{workdir}: no finished checkpoint of step {steps}; run the same command again")
+        chosen = reached if early.best is None else early.best
+        if not checkpoints.holds(chosen):
+            raise DataError(f"{workdir}: no finished checkpoint of step {chosen}; run the same command again")
+    if early:
+        print(early.tell())
     if jax.process_index() == 0:
-        clock.write(workdir, steps - first)
+        clock.write(workdir, reached - first)
         handover.write(
             workdir,
-            step=int(state.step),
+            step=chosen,
             trees=state.trainable,
             config=json.loads(config.to_json()),
             facts=phase.facts,
@@ -187,11 +210,12 @@ def input_advice(share: float, config: Any) -> str:
     )
 
 
-def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: MetricsWriter) -> None:
-    """Validation metrics of the present state, into metrics.jsonl and onto the screen."""
-    values = {f"val/{name}": value for name, value in phase.evaluate(state.trainable, frozen).items()}
+def log_evaluation(phase: Phase, state: TrainState, frozen: Params, writer: MetricsWriter) -> dict[str, float]:
+    """Validation metrics of the present state, into metrics.jsonl and onto the screen, and as they are written there."""
+    values = {f"val/{name}": shortened(value) for name, value in phase.evaluate(state.trainable, frozen).items()}
     writer.write(int(state.step), values)
     print("  ".join([f"step {int(state.step)}", *(f"{name} {value:.4f}" for name, value in values.items())]))
+    return values
 
 
 def show_batch(config: Any, step: int = 1) -> str:

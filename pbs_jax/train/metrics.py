@@ -28,7 +28,7 @@ class MetricsWriter:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one flat line; names are "train/loss", "val/accuracy", ... A value that is not finite is left out, for JSON
         has no word for it."""
-        finite = {name: float(f"{value:.7g}") for name, value in metrics.items() if math.isfinite(value)}
+        finite = {name: shortened(value) for name, value in metrics.items() if math.isfinite(value)}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
         if self._board:
@@ -39,6 +39,19 @@ class MetricsWriter:
         self._file.close()
         if self._board:
             self._board.close()
+
+
+def shortened(value: float) -> float:
+    """A value as metrics.jsonl holds it."""
+    return float(f"{value:.7g}")
+
+
+def evaluations(workdir: Path, until: int) -> dict[int, dict[str, float]]:
+    """Lines of metrics.jsonl with validation metrics, by step, up to a step."""
+    path = workdir / "metrics.jsonl"
+    texts = path.read_text().splitlines() if path.exists() else []
+    lines = [json.loads(text) for text in texts if _step(text) <= until]
+    return {line["step"]: line for line in lines if any(name.startswith("val/") for name in line)}
 
 
 def _step(line: str) -> float:

@@ -20,8 +20,9 @@ from pbs_jax.data import slide_features
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import get_size, with_queries
 from pbs_jax.sharding.mesh import make_mesh
-from pbs_jax.train import handover
+from pbs_jax.train import handover, loop
 from pbs_jax.train.phase import parameters
+from tests.train import tiny_run
 
 # AdamW: Muon's iterations take long to compile, and have a test of their own.
 SMALL = {"steps": 4, "batch_size": 8, "log_every": 1, "save_every": 2, "eval_every": 1000, "optimizer__name": "adamw"}
@@ -115,3 +116,11 @@ def cell_qa_config(drawn: Path, phases: dict[str, Path], **changes: Any) -> Any:
     """Phase 3 on the finished phases."""
     starts = {f"init_from__{name}": path for name, path in phases.items()}
     return small_config("phase3_cell_qa", drawn, **starts, **changes)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch):
+    """The config of a phase of one matrix, which the loop then trains."""
+    monkeypatch.setattr(loop, "build_phase", tiny_run.build)
+    monkeypatch.setattr(loop, "require_usable", lambda config: None)
+    return tiny_run.tiny_config()

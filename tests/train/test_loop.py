@@ -32,14 +32,6 @@ def assert_identical(left: Path, right: Path) -> None:
         np.testing.assert_array_equal(value, two[name], err_msg=name)
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch):
-    """The config of a phase of one matrix, which the loop then trains."""
-    monkeypatch.setattr(loop, "build_phase", tiny_run.build)
-    monkeypatch.setattr(loop, "require_usable", lambda config: None)
-    return tiny_run.tiny_config()
-
-
 class Killed(Exception):
     """Stands for a kill between two steps."""
 
@@ -52,8 +44,8 @@ def whole(drawn, phases, tmp_path_factory) -> Path:
     return workdir
 
 
-def train_killed_once(config, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains, dies after step `at`, and goes on."""
+def train_killed_once(config, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch, last: int | None = None) -> None:
+    """Trains, dies after step `at`, and goes on to the `last` (default: the config's)."""
     write = MetricsWriter.write
 
     def die(self, step, metrics):
@@ -67,7 +59,7 @@ def train_killed_once(config, workdir: Path, at: int, monkeypatch: pytest.Monkey
     assert not (workdir / handover.FILE).exists()
     assert loop.train(config, workdir, one_device()) == 0
     steps = [line["step"] for line in logged(workdir) if "train/loss" in line]
-    assert steps == [*range(1, config.steps + 1)], "a step is missing or logged twice"
+    assert steps == [*range(1, (last or config.steps) + 1)], "a step is missing or logged twice"
 
 
 def logged(workdir: Path) -> list[dict[str, float]]:
