@@ -222,7 +222,7 @@ def red_cells(half: Halved, mpp: float) -> RedCells:
     scale = 0.6 * radius
     blobs = -ndimage.gaussian_laplace(cells.astype(np.float32), scale) * scale**2
     peaks = _peaks(blobs, max(1, round(0.6 * radius)), 0.2)
-    depth = ndimage.distance_transform_edt(cells)[tuple(peaks.T)]
+    depth = _depths(cells, peaks, round(RED_DIAMETER_UM / pixel))
     whole = depth > 0.35 * radius  # platelets are flatter
     if not whole.any():
         return RedCells(np.zeros((0, 2)), float("nan"))
@@ -234,6 +234,19 @@ def _peaks(height: np.ndarray, distance: int, least: float) -> np.ndarray:
     skimage's peak_local_max, which takes three times as long."""
     ranked = height - 1e-9 * np.arange(height.size).reshape(height.shape)
     return np.argwhere((ranked == ndimage.maximum_filter(ranked, 2 * distance + 1, mode="nearest")) & (height > least))
+
+
+def _depths(mask: np.ndarray, places: np.ndarray, most: int) -> np.ndarray:
+    """Distance of places int[n, 2] from the nearest unset pixel, up to `most`; as distance_transform_edt, which takes
+    several times as long for the whole mask."""
+    around = np.mgrid[-most : most + 1, -most : most + 1].reshape(2, -1)
+    distance = np.hypot(*around)
+    order = np.argsort(distance, kind="stable")[: np.count_nonzero(distance <= most)]
+    padded = np.pad(mask, most, constant_values=True)
+    width = padded.shape[1]
+    centres = (places[:, 0] + most) * width + places[:, 1] + most
+    set_there = padded.ravel()[centres[:, None] + (around[0] * width + around[1])[order]]
+    return np.where(set_there.all(1), most, distance[order][set_there.argmin(1)])
 
 
 def _mostly(mask: np.ndarray) -> np.ndarray:

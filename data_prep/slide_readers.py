@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +22,10 @@ VENDOR_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".dcm", ".vms", ".vmu", ".b
 SLIDE_SUFFIXES = (*VENDOR_SUFFIXES, *PICTURE_SUFFIXES)
 PICTURE_PIXELS = 400_000_000  # a plain picture is decoded whole: 1.2 GB
 SEGMENT_PIXELS = 50_000_000  # of a tile or strip, which is decoded whole however little of it is asked for
+CACHE = 64 * 2**20  # bytes of decoded tiles: those that neighbouring blocks share
+JPEG, RGB = 7, 2  # TIFF's Compression and PhotometricInterpretation
+ADOBE = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0"  # the marker before its last byte, which tells RGB (0) from YCbCr (1)
+PLAIN_VENDORS = ("aperio", "generic-tiff")  # whose level 0 is page 0, tile beside tile
 DECODE_ERRORS = (openslide.OpenSlideError, OSError, ValueError, SyntaxError, RuntimeError)
 
 
@@ -111,7 +117,7 @@ class OpenSlidePixels:
 
     def __init__(self, path: Path) -> None:
         self._slide = openslide.OpenSlide(path)
-        self._slide.set_cache(openslide.OpenSlideCache(64 * 2**20))
+        self._slide.set_cache(openslide.OpenSlideCache(CACHE))
         self.size = self._slide.dimensions
         self.levels = self._slide.level_count
         self.properties: Mapping[str, str] = dict(self._slide.properties)
@@ -120,8 +126,31 @@ class OpenSlidePixels:
             _check_segment(*map(int, sides))
         profile = self._slide.color_profile
         self.icc = profile.tobytes() if profile else b""
+        self._tiles = self._plain_tiles(path) if self.properties["openslide.vendor"] in PLAIN_VENDORS else None
+
+    def _plain_tiles(self, path: Path) -> TiffPixels | None:
+        """The same pixels tile by tile, where they are JPEG: OpenSlide takes more than twice as long, most of it to paint
+        and convert what it has decoded. None where anything differs from what OpenSlide reads at three places."""
+        try:
+            tiles = TiffPixels(path)
+            alike = tiles.is_jpeg and tiles.is_complete and tiles.size == self.size
+            if alike and _difference(self._read, tiles.read, self.size) == 0:
+                return tiles
+            tiles.close()
+        except (*DECODE_ERRORS, LookupError):
+            self._slide.close()  # an error leaves it broken
+            self._slide = openslide.OpenSlide(path)
+        return None
 
     def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
+        if self._tiles:
+            try:
+                return self._tiles.read(x, y, w, h)
+            except (*DECODE_ERRORS, LookupError):
+                pass  # OpenSlide decides what is readable
+        return self._read(x, y, w, h)
+
+    def _read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
         picture = self._slide.read_region((x, y), 0, (w, h))
         # Opaque, as nearly always: Pillow drops the fourth channel in a fifth of the time that NumPy takes.
         return np.asarray(picture.convert("RGB") if picture.getchannel("A").getextrema() == (255, 255) else picture)
@@ -136,6 +165,8 @@ class OpenSlidePixels:
 
     def close(self) -> None:
         self._slide.close()
+        if self._tiles:
+            self._tiles.close()
 
 
 def strided_thumbnail(
@@ -155,8 +186,8 @@ def strided_thumbnail(
 
 
 class TiffPixels:
-    """tifffile on page 0, segment by segment: striped, JPEG-2000 and OME TIFF. Codecs beyond zlib and LZW need the
-    extra `formats` (imagecodecs)."""
+    """tifffile on page 0, segment by segment: striped, JPEG-2000 and OME TIFF. JPEG is Pillow's (libjpeg-turbo, as
+    OpenSlide's); codecs beyond it, zlib and LZW need the extra `formats` (imagecodecs)."""
 
     name = "tifffile"
 
@@ -168,13 +199,16 @@ class TiffPixels:
         channels = page.shape[-1] if len(page.shape) == 3 else 1
         if page.dtype != np.uint8 or channels not in (1, 3, 4) or page.planarconfig not in (None, 1):
             raise DataError(f"{path.name} has {page.dtype} pixels of shape {page.shape}: 8-bit RGB is read")
-        _check_segment(*self._segment)
+        across, down = self._segment
+        _check_segment(across, down)
+        self._decoded = functools.lru_cache(maxsize=CACHE // (across * down * 3))(self._decode)
         self.size = (page.imagewidth, page.imagelength)
         self.levels = len(self._file.series[0].levels)
         unit = {2: "inch", 3: "centimeter"}.get(int(_tag(page, "ResolutionUnit") or 0), "")
         self.properties: Mapping[str, str] = {"openslide.vendor": "tiff", "tiff.ResolutionUnit": unit}
         if (resolution := _tag(page, "XResolution")) and resolution[1]:
             self.properties |= {"tiff.XResolution": str(resolution[0] / resolution[1])}
+        self.is_jpeg = page.compression == JPEG and channels == 3 and page.is_tiled
         profile = _tag(page, "InterColorProfile")
         self.icc = bytes(profile) if profile else b""
         self.read(0, 0, 1, 1)  # a codec that is not installed shows here
@@ -187,29 +221,52 @@ class TiffPixels:
             return page.tilewidth, page.tilelength
         return page.imagewidth, min(page.rowsperstrip, page.imagelength)
 
+    @functools.cached_property
+    def is_complete(self) -> bool:
+        """Whether every tile was written."""
+        return all(self._page.databytecounts)
+
     def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
         page, (across, down) = self._page, self._segment
         columns = -(-page.imagewidth // across)
-        out = np.full((h, w, 3), 255, np.uint8)
+        out = np.empty((h, w, 3), np.uint8)
+        if not self.is_complete:
+            out[:] = 255
         for row in range(y // down, -(-(y + h) // down)):
             for column in range(x // across, -(-(x + w) // across)):
-                index = row * columns + column
-                self._file.filehandle.seek(page.dataoffsets[index])
-                raw = self._file.filehandle.read(page.databytecounts[index])
-                segment = page.decode(raw, index, jpegtables=page.jpegtables)[0] if raw else None
-                if segment is None:
+                block = self._decoded(row * columns + column)
+                if block is None:
                     continue  # a tile that was never written
-                block = on_white(np.broadcast_to(segment[0], (*segment.shape[1:3], max(segment.shape[3], 3))))
                 left, top = column * across, row * down
                 x0, y0 = max(x, left), max(y, top)
                 x1, y1 = min(x + w, left + block.shape[1]), min(y + h, top + block.shape[0])
                 out[y0 - y : y1 - y, x0 - x : x1 - x] = block[y0 - top : y1 - top, x0 - left : x1 - left]
         return out
 
+    def _decode(self, index: int) -> np.ndarray | None:
+        """uint8[h, w, 3] of a tile or strip."""
+        page, file = self._page, self._file.filehandle
+        file.seek(page.dataoffsets[index])
+        raw = file.read(page.databytecounts[index])
+        if not raw:
+            return None
+        if self.is_jpeg:
+            # A tile's stream lacks its tables and what its three channels are: the page says both.
+            head = b"\xff\xd8" + ADOBE + bytes([page.photometric != RGB]) + (page.jpegtables or b"")[2:-2]
+            with Image.open(io.BytesIO(head + raw[2:]), formats=("JPEG",)) as picture:
+                if picture.size != self._segment:
+                    raise DataError(f"a tile is {picture.size[0]}x{picture.size[1]} px, not as its page says")
+                return np.asarray(picture)
+        segment = page.decode(raw, index, jpegtables=page.jpegtables)[0]
+        if segment is None:
+            return None
+        return on_white(np.broadcast_to(segment[0], (*segment.shape[1:3], max(segment.shape[3], 3))))
+
     def thumbnail(self, side: int) -> Image.Image:
         return strided_thumbnail(self.read, self.size, side)
 
     def close(self) -> None:
+        self._decoded.cache_clear()
         self._file.close()
 
 
@@ -251,13 +308,23 @@ def reader_difference(path: Path, side: int = 256) -> float | None:
         readers = (OpenSlidePixels(path), TiffPixels(path))
     except (*DECODE_ERRORS, ImportError, LookupError):
         return None
-    width, height = readers[0].size
-    w, h = min(side, width), min(side, height)
-    worst = 0.0
-    for k in range(3):
-        x, y = (width - w) * k // 2, (height - h) * k // 2
-        first, second = (on_white(reader.read(x, y, w, h)).astype(np.int16) for reader in readers)
-        worst = max(worst, float(np.abs(first - second).mean()))
+    worst = _difference(readers[0].read, readers[1].read, readers[0].size, side)
     for reader in readers:
         reader.close()
+    return worst
+
+
+def _difference(
+    one: Callable[[int, int, int, int], np.ndarray],
+    other: Callable[[int, int, int, int], np.ndarray],
+    size: tuple[int, int],
+    side: int = 256,
+) -> float:
+    """Largest mean absolute difference of two ways to read, at three places from corner to corner."""
+    w, h = min(side, size[0]), min(side, size[1])
+    worst = 0.0
+    for k in range(3):
+        x, y = (size[0] - w) * k // 2, (size[1] - h) * k // 2
+        first, second = (on_white(read(x, y, w, h)).astype(np.int16) for read in (one, other))
+        worst = max(worst, float(np.abs(first - second).mean()))
     return worst

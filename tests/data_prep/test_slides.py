@@ -12,7 +12,7 @@ from PIL import Image
 
 from data_prep.pyramid import write_pyramid
 from data_prep.schema import DataError
-from data_prep.slide_readers import TiffPixels, on_white, reader_difference
+from data_prep.slide_readers import OpenSlidePixels, TiffPixels, on_white, reader_difference
 from data_prep.slides import open_slide, resolve_scale, slide_facts
 
 VENDOR_FILES = (  # file, vendor, size, levels, um/px (0: none usable)
@@ -101,6 +101,38 @@ def test_two_readers_are_compared(tmp_path: Path, noise: np.ndarray, monkeypatch
     assert (reader_difference(path) or 0) > 3
     tifffile.imwrite(tmp_path / "striped.tif", noise, photometric="rgb", rowsperstrip=9)
     assert reader_difference(tmp_path / "striped.tif") is None
+
+
+def tiles_equal_openslide(path: Path) -> None:
+    """Every pixel, in reads that begin and end within tiles."""
+    pixels = OpenSlidePixels(path)
+    assert pixels._tiles is not None
+    for x, y, w, h in ((0, 0, *pixels.size), (7, 3, 300, 290), (pixels.size[0] - 11, pixels.size[1] - 9, 11, 9)):
+        assert np.array_equal(pixels.read(x, y, w, h), on_white(pixels._read(x, y, w, h)))
+    pixels.close()
+
+
+@pytest.mark.parametrize("photometric, subsampling", [("rgb", None), ("ycbcr", (1, 1)), ("ycbcr", (2, 2))])
+def test_jpeg_tiles_read_directly_are_what_openslide_reads(
+    tmp_path: Path, noise: np.ndarray, photometric: str, subsampling: tuple[int, int] | None
+) -> None:
+    pytest.importorskip("imagecodecs")
+    form = {"photometric": photometric, "subsampling": subsampling, "compression": "jpeg", "tile": (128, 128)}
+    tifffile.imwrite(tmp_path / "a.tif", noise, **form)
+    tiles_equal_openslide(tmp_path / "a.tif")
+
+
+def test_jpeg_tiles_of_a_real_aperio_slide_are_read_directly(shared: Path) -> None:
+    tiles_equal_openslide(next((shared / "data" / "slides").rglob("CMU-1-Small-Region.svs")))
+
+
+def test_tiles_that_differ_from_openslides_are_not_used(tmp_path: Path, noise: np.ndarray, monkeypatch) -> None:
+    write_pyramid(tmp_path / "a.tiff", 700, 530, lambda x, y, w, h: noise[y : y + h, x : x + w])
+    decode = TiffPixels._decode
+    monkeypatch.setattr(TiffPixels, "_decode", lambda *args: decode(*args)[..., ::-1])  # blue for red
+    with open_slide(tmp_path / "a.tiff") as slide:
+        assert slide.pixels._tiles is None
+        assert np.abs(slide.read(0, 0, 700, 530).astype(int) - noise).mean() < 9
 
 
 @pytest.mark.parametrize(
