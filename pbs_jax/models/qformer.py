@@ -26,6 +26,7 @@ from pbs_jax.models.layers import (
     trunc_normal,
 )
 
+KeysValues = tuple[jax.Array, jax.Array]
 Keys = Sequence[Any]  # dropout keys, or Nones in evaluation
 LAYER_KEYS = 6  # dropouts of one layer: two in each attention, one in each feed-forward net
 VISION_EPS = 1e-5  # ln_vision is a plain torch LayerNorm; BERT's own norms use the config's eps
@@ -93,7 +94,7 @@ class Attention(nnx.Module):
         self.norm = LayerNorm(dim, config.eps)
         self.heads, self.rate = config.heads, config.dropout
 
-    def keys_values(self, source: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def keys_values(self, source: jax.Array) -> KeysValues:
         """[B, S, W] -> K, V [B, S, H, hd]."""
         return split_heads(self.key(source), self.heads), split_heads(self.value(source), self.heads)
 
@@ -161,8 +162,9 @@ class QFormer(nnx.Module):
 
     def image_pass(
         self, visual: jax.Array, visual_mask: jax.Array | None = None, key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """`encode`'s [B, Q, D] and the self-attention K, V [layers, B, Q, H, hd] that are the prefix of `lm_logits`."""
+    ) -> tuple[jax.Array, KeysValues, KeysValues]:
+        """`encode`'s [B, Q, D]; the self-attention K, V [layers, B, Q, H, hd] that are the prefix of `lm_logits`; the
+        images' K, V [crossings, B, N, H, hd] that `itm_logits` need not compute again."""
         mask = jnp.any(visual != 0, axis=-1) if visual_mask is None else visual_mask
         return _run(self, None, visual, mask, key=key)
 
@@ -177,24 +179,26 @@ class QFormer(nnx.Module):
         visual_mask: jax.Array | None = None,
         index: jax.Array | None = None,
         key: jax.Array | None = None,
+        images: KeysValues | None = None,
     ) -> jax.Array:
         """Match logits [B, 2] (0 no, 1 yes), the mean over queries; queries and text see each other.
 
-        `index` int32[B] names the image of each text when images repeat: their keys and values are computed once.
+        `index` int32[B] names the image of each text when images repeat: their keys and values are computed once, or
+        were by `image_pass` (images).
         Zero tokens stay visible here, unlike in `encode` (official behaviour), unless `visual_mask` says otherwise.
         """
         text = self._visible(ids)
         mask = jnp.concatenate([jnp.ones((ids.shape[0], 1, self.config.queries), bool), text], axis=-1)
-        hidden, _ = _run(self, ids, visual, visual_mask, mask=mask, index=index, key=key)
+        hidden, *_ = _run(self, ids, visual, visual_mask, mask=mask, index=index, images=images, key=key)
         return self.itm_head(hidden[:, : self.config.queries]).mean(axis=1)
 
-    def lm_logits(self, ids: jax.Array, kv: tuple[jax.Array, jax.Array], key: jax.Array | None = None) -> jax.Array:
+    def lm_logits(self, ids: jax.Array, kv: KeysValues, key: jax.Array | None = None) -> jax.Array:
         """Causal caption logits [B, T, V] for the token after each position; position 0 is read as [DEC]."""
         length = ids.shape[1]
         causal = jnp.tril(jnp.ones((length, length), bool))
         prefix = jnp.ones((ids.shape[0], length, self.config.queries), bool)
         mask = jnp.concatenate([prefix, causal & self._visible(ids)], axis=-1)
-        hidden, _ = _run(self, ids.at[:, 0].set(self.config.dec_id), mask=mask, prefix=kv, key=key)
+        hidden, *_ = _run(self, ids.at[:, 0].set(self.config.dec_id), mask=mask, prefix=kv, key=key)
         return self.lm_head(hidden)
 
     def _visible(self, ids: jax.Array) -> jax.Array:
@@ -209,13 +213,14 @@ def _run(
     *,
     mask: jax.Array | None = None,
     index: jax.Array | None = None,
-    prefix: tuple[jax.Array, jax.Array] | None = None,
+    prefix: KeysValues | None = None,
+    images: KeysValues | None = None,
     key: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, KeysValues, KeysValues]:
     """Embed and run all layers on [queries if there is an image; text if there are ids].
 
-    mask bool[B, 1|S, P+S] over the self-attention's keys (P = length of the prefix). Returns hidden [B, S, D] and the
-    layers' own K, V [layers, B, S, H, hd].
+    mask bool[B, 1|S, P+S] over the self-attention's keys (P = length of the prefix). Returns hidden [B, S, D], the layers'
+    own K, V [layers, B, S, H, hd] and the images' (`images`, where they are given) [crossings, I, N, H, hd].
     """
     config = model.config
     keys = None if key is None else jax.random.split(key, (config.layers + 1, LAYER_KEYS))
@@ -230,7 +235,7 @@ def _run(
     cross_graph, crosses = nnx.split(model.cross)
 
     def group(x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
-        cross, members = inputs
+        cross, seen, members = inputs
         own = []
         for i, (layer, past, layer_keys) in enumerate(members):
             layer = nnx.merge(layer_graph, layer)
@@ -244,34 +249,35 @@ def _run(
             parts = []
             if visual is not None:
                 if i == 0:
-                    query = _cross_attend(nnx.merge(cross_graph, cross), query, visual, visual_mask, index, drop[2:4])
+                    crossing = nnx.merge(cross_graph, cross)
+                    seen = seen or crossing.keys_values(visual)
+                    query = _cross_attend(crossing, query, seen, visual_mask, index, drop[2:4])
                 parts.append(layer.query_ffn(query, drop[4]))
             if ids is not None:
                 parts.append(layer.text_ffn(text, drop[5]))
             x = jnp.concatenate(parts, axis=1)
-        return x, jax.tree.map(lambda *kv: jnp.stack(kv), *own)
+        return x, (jax.tree.map(lambda *kv: jnp.stack(kv), *own), seen)
 
     per_layer = (layers, prefix, None if keys is None else keys[:-1])
     members = tuple(jax.tree.map(lambda leaf, i=i: leaf[i::size], per_layer) for i in range(size))
     step = jax.checkpoint(group) if config.remat else group
-    x, kv = jax.lax.scan(step, x, (None if visual is None else crosses, members))
-    return x, jax.tree.map(lambda leaf: leaf.reshape(config.layers, *leaf.shape[2:]), kv)
+    x, (kv, seen) = jax.lax.scan(step, x, (None if visual is None else crosses, images, members))
+    return x, jax.tree.map(lambda leaf: leaf.reshape(config.layers, *leaf.shape[2:]), kv), seen
 
 
 def _cross_attend(
     cross: Attention,
     query: jax.Array,
-    visual: jax.Array,
+    images: KeysValues,
     visual_mask: jax.Array | None,
     index: jax.Array | None,
     keys: Keys,
 ) -> jax.Array:
-    """Queries [B, Q, D] read normed visual tokens [I, N, W]; `index` int32[B] picks each row's image."""
-    k, v = cross.keys_values(visual)
+    """Queries [B, Q, D] read images' K, V [I, N, H, hd]; `index` int32[B] picks each row's image."""
     mask = None if visual_mask is None else visual_mask[:, None, :]
     if index is not None:
-        k, v, mask = jax.tree.map(lambda leaf: leaf[index], (k, v, mask))
-    return cross(query, k, v, mask, keys)
+        images, mask = jax.tree.map(lambda leaf: leaf[index], (images, mask))
+    return cross(query, *images, mask, keys)
 
 
 def _embed(

@@ -93,7 +93,7 @@ def phase1_losses(
     """
     config, batch = qformer.config, ids.shape[0]
     drop = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    queries, kv = qformer.image_pass(visual, key=drop[0])
+    queries, kv, images = qformer.image_pass(visual, key=drop[0])
     text = qformer.text_pass(ids, key=drop[1])
     similarity = itc_similarity(
         qformer.vision_proj(queries), qformer.text_proj(text[:, 0]), qformer.temperature[...].astype(jnp.float32)
@@ -116,6 +116,7 @@ def phase1_losses(
         jnp.concatenate([ids, ids, ids[text_for_image]]),
         index=jnp.concatenate([own, image_for_text, own]),
         key=drop[2],
+        images=images,
     )
     labels = jnp.concatenate([jnp.ones(batch, int), jnp.zeros(2 * batch, int)])
     itm = itm_loss(logits, labels, jnp.concatenate([jnp.ones(batch, bool), has_image, has_text]))

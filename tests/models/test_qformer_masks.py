@@ -28,7 +28,7 @@ def passes() -> Any:
 
     def everything(params: Any, visual: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
         model = nnx.merge(graph, params)
-        hidden, kv = model.image_pass(visual)
+        hidden, kv, _ = model.image_pass(visual)
         return {
             "queries": hidden,
             "queries_masked": model.encode(visual, jnp.broadcast_to(jnp.arange(N) != CHANGED, (B, N))),

@@ -44,7 +44,7 @@ def passes(golden: Golden, params: dict[str, Any]) -> dict[str, Any]:
         params: Any, images: jax.Array, ids: jax.Array, image_for_text: jax.Array, text_for_image: jax.Array
     ) -> Any:
         model, own = nnx.merge(GRAPH, params), jnp.arange(4)
-        hidden, kv = model.image_pass(images)
+        hidden, kv, _ = model.image_pass(images)
         text = model.text_pass(ids)
         image_features, text_features = model.vision_proj(hidden), model.text_proj(text[:, 0])
         triples = jnp.concatenate([ids, ids, ids[text_for_image]])
