@@ -60,6 +60,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "queries": 0,
             "words": "",  # phase 1: folder of a tokenizer for captions alone; small: nano's, a head 12 times smaller
             "int8": False,  # frozen language model with int8 kernels; see what it costs with `pbs perf int8`
+            # What the backward pass computes again, for want of memory: "none", "dots" (all but matrix products), "full" (whole
+            # layers); "" = as the size does (nano, small: none; 3b, 7b: full). `pbs compile --remat` finds the least that fits.
+            "remat": "",
             "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code
             "weighting": "token",  # of answer losses: "token" (official, ForCausalLM's mean) or "answer" (each alike)
             "batch_size": 32,  # examples per step over all hosts

@@ -51,7 +51,7 @@ class DecoderConfig:
     tied: bool = False
     qkv_bias: bool = True
     dtype: str = "float32"
-    remat: bool = False
+    remat: str = ""
     int8: bool = False  # frozen kernels as int8 with a scale an output channel
 
     @classmethod

@@ -173,19 +173,28 @@ def stack(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> Any:
     return nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(count))
 
 
+def rematerialised(step: Callable[..., Any], remat: str) -> Callable[..., Any]:
+    """A layer that computes again in the backward pass: nothing (""), all but its matrix products ("dots"), or all ("full"),
+    for which less and less is kept from the forward pass."""
+    if not remat:
+        return step
+    policies = jax.checkpoint_policies
+    return jax.checkpoint(step, policy=policies.dots_with_no_batch_dims_saveable if remat == "dots" else None)
+
+
 def scan_layers(
     layers: Any,
     body: Callable[[Any, Any, Any], tuple[Any, Any]],
     carry: Any,
     xs: Any = None,
     *,
-    remat: bool = False,
+    remat: str = "",
     unroll: bool = False,
 ) -> tuple[Any, Any]:
     """Run `body(layer, carry, x) -> (carry, y)` over a stack made by `stack`: one compiled layer whatever the depth.
 
-    `xs` may hold more per-layer inputs (leading layer axis, or None). `remat` recomputes layers in the backward pass;
-    `unroll` compiles every layer: longer to compile, a third faster on a CPU for the few layers of nano.
+    `xs` may hold more per-layer inputs (leading layer axis, or None). `remat`: see `rematerialised`; `unroll` compiles
+    every layer: longer to compile, a third faster on a CPU for the few layers of nano.
     """
     graph, state = nnx.split(layers)
 
@@ -193,4 +202,4 @@ def scan_layers(
         layer_state, x = inputs
         return body(nnx.merge(graph, layer_state), carry, x)
 
-    return jax.lax.scan(jax.checkpoint(step) if remat else step, carry, (state, xs), unroll=unroll)
+    return jax.lax.scan(rematerialised(step, remat), carry, (state, xs), unroll=unroll)

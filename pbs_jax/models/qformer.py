@@ -21,6 +21,7 @@ from pbs_jax.models.layers import (
     dropout,
     gelu,
     merge_heads,
+    rematerialised,
     split_heads,
     stack,
     trunc_normal,
@@ -53,7 +54,7 @@ class QFormerConfig:
     label_smoothing: float = 0.1
     eps: float = 1e-12
     dtype: str = "float32"
-    remat: bool = False
+    remat: str = ""
 
     @classmethod
     def blip2(cls, **changes: Any) -> QFormerConfig:
@@ -260,8 +261,9 @@ def _run(
 
     per_layer = (layers, prefix, None if keys is None else keys[:-1])
     members = tuple(jax.tree.map(lambda leaf, i=i: leaf[i::size], per_layer) for i in range(size))
-    step = jax.checkpoint(group) if config.remat else group
-    x, (kv, seen) = jax.lax.scan(step, x, (None if visual is None else crosses, images, members))
+    x, (kv, seen) = jax.lax.scan(
+        rematerialised(group, config.remat), x, (None if visual is None else crosses, images, members)
+    )
     return x, jax.tree.map(lambda leaf: leaf.reshape(config.layers, *leaf.shape[2:]), kv), seen
 
 

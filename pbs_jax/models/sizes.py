@@ -71,6 +71,15 @@ def backbone_shape(facts: Mapping[str, Any], default: ViTConfig) -> ViTConfig:
     return ViTConfig(**{**facts["vit"], "position_grid": tuple(grid) if grid else None})
 
 
+def with_remat(size: Size, remat: str) -> Size:
+    """`config.remat`: what decoder and Q-Former compute again in the backward pass; "" = as the size does."""
+    if not remat:
+        return size
+    how = "" if remat == "none" else remat
+    parts = {name: dataclasses.replace(getattr(size, name), remat=how) for name in ("decoder", "qformer")}
+    return dataclasses.replace(size, **parts)
+
+
 def in_float32(size: Size) -> Size:
     """The size with all networks computing in float32, to be compared with another framework."""
     parts = {name: dataclasses.replace(getattr(size, name), dtype="float32") for name in ("vit", "qformer", "decoder")}
@@ -100,7 +109,7 @@ def _size(name: str, tokenizer: Any | None) -> Size:
             return Size(name, ViTConfig.nano(), qformer, DecoderConfig.smollm2_135m(), "float32", **stand_in)
         case "3b" | "7b":
             # Compute in bfloat16 (parameters that train stay float32), layers recomputed in the backward pass.
-            large: dict[str, Any] = {"dtype": "bfloat16", "remat": True}
+            large: dict[str, Any] = {"dtype": "bfloat16", "remat": "full"}
             vit, qformer = ViTConfig.dinov2_l(dtype="bfloat16"), QFormerConfig.blip2(**large)
             decoder = (DecoderConfig.qwen2_5_3b if name == "3b" else DecoderConfig.qwen2_5_7b)(**large)
             return Size(name, vit, qformer, decoder, "bfloat16")

@@ -48,7 +48,7 @@ class ViTConfig:
     eps: float = 1e-6
     layer_scale: float = 1.0
     dtype: str = "float32"
-    remat: bool = False
+    remat: str = ""
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -69,14 +69,14 @@ def compare(path: Path, config_name: str, tokenizer: Any, images: int) -> dict[s
 
 def flops(config: Any, row: Row) -> float:
     """Of one row's training step: forward, and backward to what trains; no recomputation."""
-    phase = abstract_phase(_batch(config, 1), row, remat=False)
+    phase = abstract_phase(_batch(config, 1), row, remat="none")
     gradient = jax.value_and_grad(phase.loss, has_aux=True)
     return count_flops(gradient, phase.trainable, phase.frozen, phase.batch, jax.random.key(0))
 
 
 def peer_flops(config: Any, length: int) -> float:
     """Of a pair of questions, each in its row of `length` tokens with its own image, all positions supervised."""
-    phase = abstract_phase(_batch(config, 2), Row(1, length, length, 1.0), remat=False)
+    phase = abstract_phase(_batch(config, 2), Row(1, length, length, 1.0), remat="none")
     gradient = jax.value_and_grad(phase.loss, has_aux=True)
     return count_flops(gradient, phase.trainable, phase.frozen, phase.batch, jax.random.key(0))
 

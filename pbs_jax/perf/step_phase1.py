@@ -8,7 +8,6 @@ values, which Hugging Face's module cannot take: a little less work for the peer
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from pbs_jax.config import load
 from pbs_jax.models.qformer import QFormerConfig
-from pbs_jax.models.sizes import get_size, in_float32
+from pbs_jax.models.sizes import get_size, in_float32, with_remat
 from pbs_jax.models.vit import ViTConfig
 from pbs_jax.perf.step import jax_step, rates
 from pbs_jax.perf.timing import alternate
@@ -30,7 +29,7 @@ def report(size_name: str, cells: int, rounds: int) -> str:
     config = load(f"phase1_cell_representation:size={size_name}")
     size = get_size(size_name)
     # Float32 and nothing recomputed, as the released code trains this part.
-    size = in_float32(dataclasses.replace(size, qformer=dataclasses.replace(size.qformer, remat=False)))
+    size = in_float32(with_remat(size, "none"))
     generator = np.random.default_rng(0)
     text = generator.integers(size.qformer.cls_id + 1, size.qformer.vocab - 1, (cells, TEXT), dtype=np.int32)
     text[:, 0] = size.qformer.cls_id

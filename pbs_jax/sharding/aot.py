@@ -94,7 +94,7 @@ def compile_train(config: Any, topology: str, row: Row | None = None, tensor: in
     with jax.set_mesh(mesh):
         flops, saved = flops_and_saved_bytes(gradient, *arguments)
         saved /= mesh.shape["data"] * mesh.shape["fsdp"] * config.accumulate
-        lean = abstract_phase(config, row, remat=False)
+        lean = abstract_phase(config, row, remat="none")
         model_flops = count_flops(jax.value_and_grad(lean.loss, has_aux=True), *arguments)
         result = _compile(lambda: step.lower(state, frozen, batch, key))
     return _report(

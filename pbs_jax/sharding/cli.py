@@ -32,6 +32,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--smallest", action="store_true", help="try the slices from the smallest up, stop at the first that fits"
     )
+    parser.add_argument(
+        "--remat", action="store_true", help="training: find the least recomputation that fits (--config.remat)"
+    )
     parser.add_argument("--step", choices=STEPS, default="train", help="what to compile (default: train)")
     parser.add_argument(
         "--tensor", type=int, default=1, metavar="N", help="training: chips that share a layer (1; at most 4 at 7b)"
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from pbs_jax.sharding.topology import SLICES
+    from pbs_jax.train.check import REMATS
 
     if args.table:
         print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
@@ -60,14 +64,20 @@ def run(args: argparse.Namespace) -> int:
     slices = SLICES if args.smallest else args.topology.split(",")
     fitting = []
     for topology in slices:
-        cell = _compile(config, args, topology)
-        print(describe(cell), flush=True)
-        if args.json:
-            more = {"bound_s": cell.bound_s, "mfu": cell.mfu, "int8": config.int8}
-            with args.json.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(cell) | more) + "\n")
+        for how in REMATS if args.remat else (config.remat,):
+            config.remat = how
+            cell = _compile(config, args, topology)
+            print(describe(cell), flush=True)
+            if args.json:
+                more = {"bound_s": cell.bound_s, "mfu": cell.mfu, "int8": config.int8, "remat": config.remat}
+                with args.json.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(cell) | more) + "\n")
+            if cell.fits:
+                break
         if cell.fits:
             fitting.append(topology)
+            if args.remat:
+                print(f"least recomputation that fits {topology}: --config.remat={config.remat}")
             if args.smallest:
                 print(f"smallest slice that fits: {topology}")
                 break

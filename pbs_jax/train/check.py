@@ -18,6 +18,7 @@ FILE = "handover.json"
 REMOTE = "gs://"  # what launch/tpu_worker.sh copies to its machine
 QUERYING = ("cell_representation", "slide_qa")  # those whose queries fill the slot
 TOKENS = {"language_model": "cell_qa_tokens", "cell_qa": "cell_qa_tokens", "slide_qa": "slide_qa_tokens"}
+REMATS = ("none", "dots", "full")  # from the least recomputation to the least memory
 ACCUMULATED = ("language_model", "cell_qa", "slide_qa")  # those whose Phase has a `weight`
 
 NO_ROOT = "config.data.root is empty: name the folder that `pbs data run --out` wrote"
@@ -153,7 +154,7 @@ def _numbers(config: Any) -> Iterator[str]:
 
 def _choices(phase: str) -> dict[str, Collection[str]]:
     """Words that a field of the config may be, from where they are read."""
-    fields: dict[str, Collection[str]] = {"weighting": ("token", "answer")}
+    fields: dict[str, Collection[str]] = {"weighting": ("token", "answer"), "remat": ("", *REMATS)}
     match phase:
         case "language_model":
             fields["lesson"] = ("drill", "all")
