@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The README's table of TPU slices: every phase at 7B, decoding and backbone features, compiled for five slices.
-#   launch/tpu_table.sh OUT        (needs the extra aot; up to four minutes a cell on one core, about an hour and a half)
+#   launch/tpu_table.sh OUT        (needs the extra aot; up to four minutes a cell on one core, about two hours)
 # A cell that OUT holds already is not compiled again.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -14,7 +14,9 @@ cell() {
   local name=$1 config=$2 topology=$3
   shift 3
   [ -s "$out/$name.jsonl" ] && return
-  "$pbs" compile --config="$config:size=7b" --topology="$topology" --json "$out/$name.jsonl" "$@" || [ -s "$out/$name.jsonl" ]
+  rm -f "$out/$name.part"
+  "$pbs" compile --config="$config:size=7b" --topology="$topology" --json "$out/$name.part" "$@" || [ -s "$out/$name.part" ]
+  mv "$out/$name.part" "$out/$name.jsonl"
 }
 
 for topology in v5e:1x1 v5e:2x4 v5e:4x4 v6e:2x4 v5p:2x2x1; do
@@ -26,8 +28,8 @@ for topology in v5e:1x1 v5e:2x4 v5e:4x4 v6e:2x4 v5p:2x2x1; do
   [ $topology = v5e:2x4 ] && twice=(--config.batch_size=64)
   cell "1_$topology" phase1_cell_representation $topology "${twice[@]}"
   cell "2_$topology" phase2_cell_patch_alignment $topology "${twice[@]}"
-  cell "3_$topology" phase3_cell_qa $topology "${one[@]}"
-  cell "4_$topology" phase4_slide_qa $topology "${one[@]}"
+  cell "3_$topology" phase3_cell_qa $topology --remat "${one[@]}"
+  cell "4_$topology" phase4_slide_qa $topology --remat "${one[@]}"
   cell "features_$topology" phase1_cell_representation $topology --step features
 done
 cell decode_v5e:2x4 phase3_cell_qa v5e:2x4 --step decode

@@ -146,7 +146,8 @@ def _text(cell: dict[str, Any]) -> str:
     from pbs_jax.sharding.aot import feature_hours
     from pbs_jax.sharding.topology import GIB
 
-    batch = f"{'int8, ' if cell['int8'] else ''}batch {cell['batch']}: "
+    again = f", remat {cell['remat']}" if cell.get("remat") else ""
+    batch = f"{'int8, ' if cell['int8'] else ''}batch {cell['batch']}{again}: "
     if not cell["fits"]:
         return f"{batch}does not fit, {cell['needed'] / GIB:.1f} GiB"
     rate = cell["per_step"] / cell["bound_s"]

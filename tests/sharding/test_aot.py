@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 
 import pytest
 
@@ -56,3 +58,24 @@ def test_the_table_says_what_fits_and_what_does_not() -> None:
     assert "| int8, batch 32: does not fit, 20.0 GiB |" in train
     assert "| batch 32: 6.00 GiB, ≥ 0.5 s, ≤ 200 questions/s, MFU ≤ 50% |" in train
     assert "| - |" in features and f"≥ {353 * 2048 / 1000 / 3600:.2f} h" in features
+
+
+def test_remat_stops_at_the_least_recomputation_that_fits(tmp_path, capsys, monkeypatch) -> None:
+    from pbs_jax import cli
+    from pbs_jax.sharding import aot
+
+    def compiled(config, topology, row, tensor):
+        fits = config.remat != "none"
+        names = {field.name: 0.0 for field in dataclasses.fields(aot.Compiled)}
+        return aot.Compiled(**names | {"name": "cell_qa", "step": "train", "topology": topology, "unit": "questions",
+                                       "fits": fits, "batch": 32, "parts": {}, "collectives": {}, "counts": {},
+                                       "compute_s": 1.0, "message": "" if fits else "too large"})  # fmt: skip
+
+    monkeypatch.setattr(aot, "compile_train", compiled)
+    file = tmp_path / "cells.jsonl"
+    command = ["compile", "--config=phase3_cell_qa:size=7b", "--topology=v5e:2x4", "--remat", "--json", str(file)]
+    assert cli.main(command) == 0
+    assert "least recomputation that fits v5e:2x4: --config.remat=dots" in capsys.readouterr().out
+    cells = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(cell["remat"], cell["fits"]) for cell in cells] == [("none", False), ("dots", True)]
+    assert "batch 32, remat dots: 0.00 GiB" in table(cells)
