@@ -63,6 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             # What the backward pass computes again, for want of memory: "none", "dots" (all but matrix products), "full" (whole
             # layers); "" = as the size does (nano, small: none; 3b, 7b: full). `pbs compile --remat` finds the least that fits.
             "remat": "",
+            "attention": "",  # "cudnn": the language model's by cuDNN's fused kernel, on GPUs at 3b and 7b (no GPU has run it here)
             "images_per_row": 1,  # of question bins: several fill rows better; 0 = one question a row, as the released code
             "weighting": "token",  # of answer losses: "token" (official, ForCausalLM's mean) or "answer" (each alike)
             "batch_size": 32,  # examples per step over all hosts

@@ -22,6 +22,7 @@ from pbs_jax.models.layers import (
     attention,
     block_attention,
     causal_attention,
+    cudnn_attention,
     merge_heads,
     one_query_attention,
     scan_layers,
@@ -52,6 +53,7 @@ class DecoderConfig:
     qkv_bias: bool = True
     dtype: str = "float32"
     remat: str = ""
+    attention: str = ""  # of training, or "cudnn"
     int8: bool = False  # frozen kernels as int8 with a scale an output channel
 
     @classmethod
@@ -144,7 +146,9 @@ class Decoder(nnx.Module):
         config = self.config
         cos, sin = rotary_tables(positions, config)
         start = 0 if cache_index is None else cache_index
-        attend: Any = causal_attention if cache is None else attention
+        attend: Any = attention
+        if cache is None:
+            attend = cudnn_attention if config.attention == "cudnn" else causal_attention
         if isinstance(mask, BlockMask):
             attend = block_attention
         elif layers is not None and embeds.shape[1] == 1:

@@ -7,6 +7,7 @@ computed only at the supervised positions, attention where `keys` lists somethin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,3 +122,13 @@ def frozen_language_model(config: Any, size: Size) -> Params:
 def frozen_cast(tree: Any, dtype: str) -> Any:
     """A frozen tree in the size's frozen dtype (fp32 on CPU sizes, bf16 for 7b)."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def with_attention(size: Size, attention: str) -> Size:
+    """`config.attention`: the decoder's in training. Raises DataError for cuDNN's without a GPU or in float32."""
+    if attention == "cudnn" and (jax.default_backend() != "gpu" or size.decoder.dtype != "bfloat16"):
+        raise DataError(
+            f'config.attention="cudnn" is for bfloat16 on an NVIDIA GPU, here is {size.decoder.dtype} on '
+            f'{jax.default_backend()}: leave it ""'
+        )
+    return dataclasses.replace(size, decoder=dataclasses.replace(size.decoder, attention=attention))

@@ -154,7 +154,11 @@ def _numbers(config: Any) -> Iterator[str]:
 
 def _choices(phase: str) -> dict[str, Collection[str]]:
     """Words that a field of the config may be, from where they are read."""
-    fields: dict[str, Collection[str]] = {"weighting": ("token", "answer"), "remat": ("", *REMATS)}
+    fields: dict[str, Collection[str]] = {
+        "weighting": ("token", "answer"),
+        "remat": ("", *REMATS),
+        "attention": ("", "cudnn"),
+    }
     match phase:
         case "language_model":
             fields["lesson"] = ("drill", "all")

@@ -48,7 +48,7 @@ PROFILED = 3  # steps of one profile
 DATASETS = "datasets.json"  # content ids of the data that a run was begun on
 WAIT_SHARE = 0.05  # of a step's time: above it, three logs in a row, the run says what to turn
 # Keys that may differ when a run is continued: they change what is seen, not what is computed.
-FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "remat", "profile_at")
+FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "remat", "attention", "profile_at")
 
 
 def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:

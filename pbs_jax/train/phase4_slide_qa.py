@@ -25,7 +25,7 @@ from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
 from pbs_jax.models.sizes import Size, get_size, with_queries, with_remat
 from pbs_jax.sharding.rules import DECODER_RULES, PERCEIVER_RULES, PROJECTOR_RULES
 from pbs_jax.train import handover
-from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model
+from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model, with_attention
 from pbs_jax.train.phase import Networks, Phase, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
 from pbs_jax.train.step import LossFn
@@ -68,6 +68,7 @@ def build(config: Any) -> Phase:
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
     size = with_remat(with_queries(get_size(config.size, tokenizer, int8=config.int8), config.queries), config.remat)
+    size = with_attention(size, config.attention)
     before = handover.read(config.init_from.language_model, ("language_model",))
     handover.same_tokenizer(config.init_from.language_model, before["facts"], tokenizer, root / "tokenizer")
     bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)

@@ -36,7 +36,7 @@ from pbs_jax.weights.stream import stream
 from pbs_jax.weights.tables import Table, decoder_table, vit_table
 from pbs_jax.weights.tables_hf import bert_table, blip2_hf_table, blip2_table, dinov2_hf_table
 
-COMPUTE = ("dtype", "remat", "int8")  # of a DecoderConfig: how, not what
+COMPUTE = ("dtype", "remat", "attention", "int8")  # of a DecoderConfig: how, not what
 HEAD_DIM = 64  # of every published DINOv2 and BERT; a config.json or --heads says otherwise
 # The evaluation images' sources among DinoBloom's training sets (official_code.md 8): not unseen by this backbone.
 DINOBLOOM_SAW = ("AML-Cytomorphology_LMU", "APL", "WBC_LISC", "BCCD", "PBC")

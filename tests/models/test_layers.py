@@ -10,9 +10,11 @@ from flax import nnx
 
 from data_prep.schema import DataError
 from pbs_jax.models.decoder import Decoder, DecoderConfig, KVCache, init_cache
-from pbs_jax.models.layers import attention, dropout, one_query_attention
+from pbs_jax.models.layers import attention, causal_attention, cudnn_attention, dropout, one_query_attention
 from pbs_jax.models.pbs_vl import check_slots, insert_visual, rope_positions
+from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT, ViTConfig
+from pbs_jax.train.answers import branch_mask, with_attention
 from tests.models.golden import compiled, fresh, run
 
 PAD = 9
@@ -26,6 +28,26 @@ def test_query_head_reads_its_own_group(heads: int, kv_heads: int) -> None:
     v = jnp.broadcast_to(jnp.arange(kv_heads, dtype=jnp.float32)[:, None], (1, 5, kv_heads, 4))
     out = attention(q, k, v)[0, 0, :, 0]
     np.testing.assert_allclose(out, np.arange(heads) // (heads // kv_heads), rtol=1e-6)
+
+
+def test_cudnn_is_asked_for_the_same_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is here: JAX's own form of the same call, with packed rows' mask, in the kernel's place."""
+    fused = jax.nn.dot_product_attention
+
+    def here(*args, implementation: str, **kwargs):
+        assert implementation == "cudnn"
+        return fused(*args, implementation="xla", **kwargs)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", here)
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 40, heads, 8)) for i, heads in enumerate((6, 2, 2)))
+    segments = jnp.asarray([[0] * 16 + [1] * 12 + [2] * 8 + [-1] * 4] * 2)
+    mask = branch_mask(segments)
+    np.testing.assert_allclose(cudnn_attention(q, k, v, mask), causal_attention(q, k, v, mask), atol=1e-5)
+
+
+def test_cudnn_attention_is_refused_without_a_gpu() -> None:
+    with pytest.raises(DataError, match="for bfloat16 on an NVIDIA GPU, here is bfloat16 on cpu"):
+        with_attention(get_size("7b"), "cudnn")
 
 
 def test_attention_masks_and_blind_rows() -> None:
