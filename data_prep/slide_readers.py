@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -144,10 +145,8 @@ class OpenSlidePixels:
 
     def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
         if self._tiles:
-            try:
+            with contextlib.suppress(*DECODE_ERRORS, LookupError):  # OpenSlide decides what is readable
                 return self._tiles.read(x, y, w, h)
-            except (*DECODE_ERRORS, LookupError):
-                pass  # OpenSlide decides what is readable
         return self._read(x, y, w, h)
 
     def _read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
