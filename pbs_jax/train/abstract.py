@@ -124,6 +124,8 @@ def _phase(
     if "language_model" in trees:
         trees["language_model"] = frozen_shapes(size)
     frozen = {name: tree for name, tree in trees.items() if name not in trains}
+    if "qformer" in frozen:
+        frozen["qformer"] = jax.eval_shape(lambda tree: frozen_cast(tree, size.frozen_dtype), frozen["qformer"])
     return AbstractPhase(config.phase, size, {n: trees[n] for n in trains}, frozen, loss, batch, questions, tokens)
 
 

@@ -26,6 +26,7 @@ from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries, with_remat
 from pbs_jax.sharding.rules import ALIGNMENT_RULES, PERCEIVER_RULES, QFORMER_RULES
 from pbs_jax.train import handover
+from pbs_jax.train.answers import frozen_cast
 from pbs_jax.train.phase import Networks, Phase, batches, definition, parameters
 from pbs_jax.train.state import Params, tree_sha256
 from pbs_jax.train.step import LossFn
@@ -116,7 +117,7 @@ def build(config: Any) -> Phase:
     return Phase(
         name="cell_patch_alignment",
         trainable=trainable,
-        frozen={"qformer": qformer},
+        frozen={"qformer": frozen_cast(qformer, size.frozen_dtype)},
         rules={"patch_perceiver": PERCEIVER_RULES, "alignment": ALIGNMENT_RULES, "qformer": QFORMER_RULES},
         loss=make_loss(size, config),
         examples=train,
