@@ -37,16 +37,22 @@ RED_RADIUS = 15.0  # px at MPP: a labelled point within it of a found centre is 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-    """right of `truth` annotated cells; `found`: how many the finder named, 0 where precision has no meaning."""
+    """right of `truth` annotated cells; `found`: how many the finder named, 0 where precision has no meaning; `cut`: those of
+    them that nobody annotated and the field's edge cuts, which the slide job leaves out."""
 
     name: str
     right: int
     truth: int
     found: int
+    cut: int = 0
 
     def line(self) -> str:
         text = f"{self.name}: recall {_rate(self.right, self.truth)}"
-        return text + (f", precision {self.right / self.found:.3f} (n {self.found})" if self.found else "")
+        if self.found:
+            text += f", precision {self.right / self.found:.3f} (n {self.found})"
+        if self.cut:
+            text += f", {self.right / (self.found - self.cut):.3f} without {self.cut} that the edge cuts"
+        return text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,15 +103,20 @@ def overlap(a: Box, b: Box) -> float:
     return shared / max(a.area + b.area - shared, 1)
 
 
-def matches(truth: Sequence[Box], found: Sequence[Box]) -> int:
-    """How many annotated boxes have a found one of their own at OVERLAP or better, best pairs first."""
+def matched(truth: Sequence[Box], found: Sequence[Box]) -> set[int]:
+    """Which found boxes have an annotated one of their own at OVERLAP or better, best pairs first."""
     pairs = sorted(((overlap(t, f), i, j) for i, t in enumerate(truth) for j, f in enumerate(found)), reverse=True)
     taken: tuple[set[int], set[int]] = (set(), set())
     for value, i, j in pairs:
         if value >= OVERLAP and i not in taken[0] and j not in taken[1]:
             taken[0].add(i)
             taken[1].add(j)
-    return len(taken[0])
+    return taken[1]
+
+
+def _cut(box: Box, field: np.ndarray) -> bool:
+    """Whether the field's edge cuts a box."""
+    return box.left <= 0 or box.top <= 0 or box.right >= field.shape[1] or box.bottom >= field.shape[0]
 
 
 def white_cells(root: Path, show: Path | None = None) -> list[Score]:
@@ -115,16 +126,17 @@ def white_cells(root: Path, show: Path | None = None) -> list[Score]:
     """
     scores, parted = [], []
     for part in ("train", "val", "test"):
-        right = truth = found = 0
+        right = truth = found = cut = 0
         for field in bccd_fields(root, part):
             whole = Box(0, 0, field.rgb.shape[1], field.rgb.shape[0])
             cells = slide_cells.white_cells(field.rgb, field.half, MPP, whole)
             annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
-            hits = matches(annotated, boxes)
-            if part == "test" and not hits == len(annotated) == len(boxes):
+            hits = matched(annotated, boxes)
+            if part == "test" and not len(hits) == len(annotated) == len(boxes):
                 parted.append(_drawn(field.rgb, annotated, boxes))
-            right, truth, found = right + hits, truth + len(annotated), found + len(cells)
-        scores.append(Score(f"white cells, BCCD {part}", right, truth, found))
+            right, truth, found = right + len(hits), truth + len(annotated), found + len(boxes)
+            cut += sum(_cut(box, field.rgb) for k, box in enumerate(boxes) if k not in hits)
+        scores.append(Score(f"white cells, BCCD {part}", right, truth, found, cut))
     if show is not None and parted:
         atomic_write(show, _sheet(parted))
     return scores
