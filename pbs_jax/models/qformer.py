@@ -26,6 +26,7 @@ from pbs_jax.models.layers import (
     stack,
     trunc_normal,
 )
+from pbs_jax.sharding.mesh import BATCH, constrain
 
 KeysValues = tuple[jax.Array, jax.Array]
 Keys = Sequence[Any]  # dropout keys, or Nones in evaluation
@@ -227,7 +228,7 @@ def _run(
     keys = None if key is None else jax.random.split(key, (config.layers + 1, LAYER_KEYS))
     x = _embed(model, ids, visual, index, None if keys is None else keys[-1, 0])
     if visual is not None:
-        visual = model.ln_vision(visual.astype(config.dtype))
+        visual = constrain(model.ln_vision(visual.astype(config.dtype)), BATCH)
     queries = 0 if visual is None else config.queries
 
     # Without an image no layer crosses, so layers are scanned singly: half the program to compile.
@@ -256,7 +257,7 @@ def _run(
                 parts.append(layer.query_ffn(query, drop[4]))
             if ids is not None:
                 parts.append(layer.text_ffn(text, drop[5]))
-            x = jnp.concatenate(parts, axis=1)
+            x = constrain(jnp.concatenate(parts, axis=1), BATCH)
         return x, (jax.tree.map(lambda *kv: jnp.stack(kv), *own), seen)
 
     per_layer = (layers, prefix, None if keys is None else keys[:-1])
@@ -278,7 +279,7 @@ def _cross_attend(
     """Queries [B, Q, D] read images' K, V [I, N, H, hd]; `index` int32[B] picks each row's image."""
     mask = None if visual_mask is None else visual_mask[:, None, :]
     if index is not None:
-        images, mask = jax.tree.map(lambda leaf: leaf[index], (images, mask))
+        images, mask = jax.tree.map(lambda leaf: constrain(leaf[index], BATCH), (images, mask))
     return cross(query, *images, mask, keys)
 
 
@@ -293,4 +294,4 @@ def _embed(
     if ids is not None:
         parts.append(model.words[...][ids] + model.positions[...][: ids.shape[1]])
     x = model.embed_norm(jnp.concatenate(parts, axis=1).astype(config.dtype))
-    return dropout(x, config.dropout, key)
+    return constrain(dropout(x, config.dropout, key), BATCH)

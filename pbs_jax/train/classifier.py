@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from sklearn.metrics import f1_score, roc_auc_score
 
-from data_prep.io import open_dataset
+from data_prep.io import open_dataset, read_manifest
 from data_prep.schema import ARTIFACT, NOT_WHITE, WHITE_CELL_CLASSES, DataError
 from pbs_jax.data.examples import Example, FeatureTable
 from pbs_jax.models.heads import ClassifierHead
@@ -118,7 +118,7 @@ def build(config: Any) -> Phase:
             "hidden": config.hidden,
             "backbone": str(Path(config.init_from.backbone)),
             "backbone_sha256": features.backbone_sha256,
-            "datasets": {"cell_features": features.content_id},
+            "datasets": {"cells": read_manifest(root / "cells")["content_id"], "cell_features": features.content_id},
         },
         example_id=train.image_id,
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from data_prep.io import read_manifest
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
 from pbs_jax.models.qformer import QFormer
@@ -113,7 +114,7 @@ def build(config: Any) -> Phase:
         facts={
             "size": config.size,
             "tokenizer_sha256": tokenizer.sha256,
-            "datasets": {"cell_features": features.content_id},
+            "datasets": {"cells": read_manifest(root / "cells")["content_id"], "cell_features": features.content_id},
             **own_shape,
         },
         example_id=captions[0].image_id,

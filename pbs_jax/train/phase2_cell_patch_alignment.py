@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from data_prep.io import read_manifest
 from data_prep.schema import DataError
 from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import FeatureTable
@@ -129,7 +130,11 @@ def build(config: Any) -> Phase:
             "backbone": str(Path(config.init_from.backbone)),
             "backbone_sha256": backbone_sha256,
             "qformer_sha256": tree_sha256(qformer),
-            "datasets": {"cell_features": cells.content_id, "patch_features": patches.content_id},
+            "datasets": {
+                "cells": read_manifest(root / "cells")["content_id"],
+                "cell_features": cells.content_id,
+                "patch_features": patches.content_id,
+            },
         },
         example_id=train.image_id,
     )
