@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pbs_jax.models.layers import LayerNorm, Linear, attention, gelu, merge_heads, scan_layers, split_heads, stack
+from pbs_jax.sharding.mesh import BATCH, constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Block(nnx.Module):
             for i, x in enumerate((target, source, source))
         )
         latents = latents + self.out_proj(merge_heads(attention(q, k, v, mask)))
-        return latents + self.down(gelu(self.up(self.ffn_norm(latents))))
+        return constrain(latents + self.down(gelu(self.up(self.ffn_norm(latents)))), BATCH)
 
 
 class PerceiverResampler(nnx.Module):
@@ -83,7 +84,7 @@ class PerceiverResampler(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         x = x.astype(self.config.dtype)
-        inputs = self.input_projection(x.mean(axis=2) if x.ndim == 4 else x)
+        inputs = constrain(self.input_projection(x.mean(axis=2) if x.ndim == 4 else x), BATCH)
         latents = jnp.broadcast_to(self.latents[...], (x.shape[0], *self.latents.shape)).astype(x.dtype)
         seen = None if mask is None else mask.astype(bool)[:, None, :]
         latents, _ = scan_layers(self.blocks, lambda block, z, _: (block(z, inputs, seen), None), latents)
