@@ -26,6 +26,7 @@ NUCLEUS_AREA_UM2 = (14.0, 450.0)  # below are platelets, above are clumps and sm
 CELL_SIDE_UM = (6.5, 40.0)
 LOBE_GAP_UM = 2.5  # stained parts nearer than this are one candidate
 RED_DIAMETER_UM = 7.5
+COLOURLESS = 6.0  # grey levels between the channels of a dark pixel; stained ones have 30 and more
 CONTRAST_BOUNDS = (0.30, 0.58)  # of the threshold on nuclear contrast
 
 
@@ -81,6 +82,15 @@ class RedCells:
 def halo(mpp: float) -> int:
     """Pixels to read around a tile; even, so that half-resolution pixels of all tiles fall together."""
     return 2 * round(HALO_UM / mpp / 2)
+
+
+def colourless(samples: Sequence[np.ndarray]) -> bool:
+    """Whether the dark pixels of pictures uint8[h, w, 3], which stain would have coloured, are grey."""
+    pixels = np.concatenate([sample[::4, ::4].reshape(-1, 3) for sample in samples])
+    green = pixels[:, 1]
+    if green.min() == green.max():
+        return False  # blank, which is another verdict
+    return float(np.median(np.ptp(pixels[green <= threshold_otsu(green)], axis=1))) < COLOURLESS
 
 
 def measure_stain(samples: Sequence[np.ndarray]) -> Stain:

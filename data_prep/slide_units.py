@@ -108,7 +108,12 @@ def look(unit: LookUnit) -> Look | Reject:
                     f"({NATIVE_SCALE[0]}-{NATIVE_SCALE[1]} um/px): scan at 40x, or correct the table's mpp"
                 )
                 return Reject(row.slide_id, "not a 40x scan", detail)
-            stain = slide_cells.measure_stain(sample_pictures(slide))
+            samples = sample_pictures(slide)
+            if slide_cells.colourless(samples):
+                return Reject(
+                    row.slide_id, "no colour", f"{row.path} has no colour: a stained smear is scanned in colour"
+                )
+            stain = slide_cells.measure_stain(samples)
             return Look(row, slide.size, scale, stain, facts)
     except DataError as error:
         reason = "no pixel size" if "pixel size" in str(error) else "does not open"

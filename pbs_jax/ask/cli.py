@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
@@ -141,6 +142,7 @@ def as_json(picture: Any, answers: Any, models: Any, seen: Any) -> dict[str, Any
         ],
         "counts": picture.counts(),
         "differential": picture.differential()[0],
+        "shares": [dataclasses.asdict(share) for share in picture.differential()[1]],
         "remarks": [text for text in (models.remark, *picture.remarks) if text],
         "answers": [
             {

@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     todo = [one for one in sweep.runs if not pool.is_finished(out, one)]
     if args.dry_run:
         return _dry_run(args.launcher, [command(one) for one in todo])
-    if not args.report:
+    if args.report:
+        spec.keep(sweep, out)  # refuses the flags of another sweep
+    else:
         if args.launcher == "local":
             from pbs_jax.train.check import require_usable
 

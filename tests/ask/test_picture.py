@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from data_prep import picture, pyramid
 from data_prep.picture import Picture, Preparation, open_picture
@@ -43,6 +43,34 @@ def test_a_cell_and_a_field_are_told_apart(shared: Path, tmp_path: Path):
     box = found.cells[0].bbox
     assert box.left < width / 2 < box.right and box.top < height / 2 < box.bottom
     assert 0.3 * width < box.width < 0.95 * width
+
+
+def test_a_picture_without_colour_is_refused(shared: Path, tmp_path: Path):
+    crop = next((shared / "data/cells/pbc_barcelona/Eosinophil").glob("*.jpg"))
+    with Image.open(crop) as image:
+        image.convert("L").convert("RGB").save(tmp_path / "grey.png")
+    with pytest.raises(DataError, match=r"grey.png has no colour"):
+        look(tmp_path / "grey.png", tmp_path)
+
+
+def test_a_blurred_cell_is_refused_or_remarked_on(shared: Path, tmp_path: Path):
+    told = 0
+    for crop in sorted((shared / "data/cells/pbc_barcelona/Neutrophil").glob("*.jpg"))[:8]:
+        assert not look(crop, tmp_path, kind="crop").remarks
+        with Image.open(crop) as image:
+            image.convert("RGB").filter(ImageFilter.GaussianBlur(10)).save(tmp_path / "blurred.png")
+        try:
+            told += "may be out of focus" in str(look(tmp_path / "blurred.png", tmp_path, kind="crop").remarks)
+        except DataError as refused:
+            told += "is out of focus" in str(refused)
+    assert told >= 4  # crops whose red cells are few or pale pass: two thirds are told
+
+
+def test_a_clump_does_not_hide_a_fields_scale(shared: Path, tmp_path: Path):
+    """Its one cell at the first guess of the scale is none: the next guess finds it."""
+    field = next((shared / "data/fields/bccd").rglob("BloodImage_00000.jpg"))
+    found = look(field, tmp_path)
+    assert found.kind == "field" and len(found.cells) == 1 and "estimated" in found.remarks[0]
 
 
 def test_a_fields_scale_is_estimated_and_its_white_cell_is_where_the_annotator_saw_it(shared: Path, tmp_path: Path):
@@ -89,7 +117,7 @@ def test_tiny_huge_white_and_noisy_pictures_are_refused(tmp_path: Path):
         (tmp_path / "one.png", "1x1 px"),
         (bomb(tmp_path / "bomb.png", 60_000), "too large"),
         (bomb(tmp_path / "large.png", 8_000), "more than"),
-        (tmp_path / "white.png", "no whole white cell"),
+        (tmp_path / "white.png", "blank"),
         (tmp_path / "noise.png", "no whole white cell|no smear's|fails quality|drawing"),
     ):
         with pytest.raises(DataError, match=reason):
