@@ -7,7 +7,7 @@
 #   --nodes=1 --gpus=1 (per node) --time=24:00:00 --cpus=8 (per GPU) --partition=P --account=A --constraint=C
 #   --grace=180        seconds before the end at which the training is told to save
 #   --dry_run          print the exact command and do nothing      --yes  ask nothing
-# It asks before it cancels.
+# It reads the training's config and its files here before it submits, and asks before it cancels.
 # The repository and DIR lie on a file system that all nodes see; launch/setup.sh's environment has the extra `gpu`:
 #   bash -c 'source launch/setup.sh && setup gpu'
 set -euo pipefail
@@ -60,6 +60,7 @@ submit() {
     echo "$name: finished; nothing to do"
     return
   fi
+  "$(find_pbs)" train "${args[@]}" --workdir="$workdir" --check_only=here || fail 'nothing was submitted' 2
   # One process a GPU, which is how jax.distributed reads Slurm's variables.
   command=(sbatch --parsable --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" --gpus-per-node="$gpus"
     --cpus-per-task="$cpus" --time="$time" ${partition:+--partition="$partition"} ${account:+--account="$account"}

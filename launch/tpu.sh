@@ -72,6 +72,9 @@ check() { # what the machine would find wrong with the training after it is paid
   for argument in "${args[@]}"; do
     [[ ! $argument =~ ^--(no)?config[^=]*$ ]] || fail "$argument: write it as one word, $argument=VALUE" 2
   done
+  # More than eight chips (v2 to v4, v5p: cores) are more than one host.
+  [[ ${type##*-} =~ ^[0-9]+$ && ${type##*-} -gt 8 ]] && [ -z "$shared" ] &&
+    fail "$type has several hosts, which write one checkpoint together: give --shared_dir, a folder that all see" 2
   pbs=$(find_pbs)
   [ -z "$before" ] || reach=mounted
   "$pbs" train "${args[@]}" --workdir="$remote/run" --check_only=$reach || fail 'nothing was started' 2
@@ -146,7 +149,7 @@ run() {
   if [ $dry = no ]; then
     hosts=$("${vm[@]}" describe "$name" "${where[@]}" --format='value(networkEndpoints.len())') || return 1
     [[ $hosts =~ ^([2-9]|[1-9][0-9]+)$ ]] && [ -z "$shared" ] &&
-      fail "$type has $hosts hosts, which write one checkpoint together: give --shared_dir, a folder that all see"
+      fail "$type has $hosts hosts, which write one checkpoint together: give --shared_dir, a folder that all see; $name is kept and costs money"
   fi
   say "starting the training on every worker"
   do_it gcloud storage rm --quiet "$remote/run/exit_code" 2>/dev/null || true # of an earlier start

@@ -31,8 +31,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--check_only",
-        choices=("gs", "mounted"),
-        help="train nothing: check the config for a new machine, which reaches gs:// only, or mounted folders too",
+        choices=("here", "gs", "mounted"),
+        help="train nothing: check the config with the files here, or for a new machine, which reaches gs:// only, or "
+        "mounted folders too",
     )
     hosts = parser.add_argument_group("several hosts", "on Cloud TPU and Slurm --processes=auto finds all of it")
     hosts.add_argument("--processes", default="1", metavar="N|auto", help="processes of the run; each host starts one")
@@ -47,8 +48,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_args(args.config_args)
     if args.check_only:
-        from pbs_jax.train.check import require_usable_elsewhere
+        from pbs_jax.train.check import require_usable, require_usable_elsewhere
 
+        if args.check_only == "here":
+            require_usable(config)
+            return 0
         name = args.config_args[0].removeprefix("--config=").partition(":")[0]
         require_usable_elsewhere(config, name, args.check_only == "mounted")
         return 0

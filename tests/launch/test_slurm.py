@@ -51,6 +51,14 @@ def test_a_queued_or_finished_run_is_not_submitted_again(slurm: Fake, tmp_path: 
     assert not any(call.startswith("sbatch") for call in slurm.calls())
 
 
+def test_a_wrong_config_is_not_submitted(slurm: Fake, tmp_path: Path) -> None:
+    slurm.real_pbs()
+    for dry in ([], ["--dry_run"]):
+        done = slurm.run("slurm.sh", "submit", "--name=n", f"--workdir={tmp_path / 'w'}", *dry, "--", "--config=nope")
+        assert done.returncode == 2 and "nope is not a configuration" in done.stderr
+        assert "nothing was submitted" in done.stderr and not any(call.startswith("sbatch") for call in slurm.calls())
+
+
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (1, False)])
 def test_only_a_saved_run_is_queued_again(code: int, requeued: bool, slurm: Fake, tmp_path: Path, repo: Path) -> None:
     (slurm.folder / "srun_exit").write_text(str(code))

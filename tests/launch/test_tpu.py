@@ -103,6 +103,13 @@ def test_several_hosts_need_a_folder_that_all_see(fake: Fake, tmp_path: Path) ->
     assert any("--command=mount it && bash" in call and " /mnt/s " in call for call in fake.calls())
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]])
+def test_several_hosts_are_known_before_the_machine_is_made(dry: list[str], fake: Fake) -> None:
+    where = [flag for flag in WHERE if not flag.startswith("--type=")]
+    done = fake.run("tpu.sh", "train", *where, "--type=v5litepod-16", "--yes", *dry, *TRAIN)
+    assert done.returncode == 2 and "v5litepod-16 has several hosts" in done.stderr and verbs(fake) == []
+
+
 def test_a_finished_run_costs_nothing_again(fake: Fake, tmp_path: Path) -> None:
     train(fake, tmp_path, "--yes", script="0")
     (fake.folder / "calls").unlink()
