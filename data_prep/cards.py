@@ -6,6 +6,7 @@ measured on the released files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,10 @@ MODEL_LIMITS = (
         "learned as well.",
     ),
 )
+INTENDED = (
+    "Intended use: studies of how such models are trained and tested, and teaching. Not intended: any decision about a "
+    "patient, and pictures of another stain, scanner or kind than its training data's."
+)
 RELEASED_NOTE = (
     "As released, the right option stands first in about nine of ten cell choices and about 98 % of the cell statements "
     "are true; an answer that ignores the picture scores accordingly. Shuffle options, and report balanced accuracy."
@@ -100,6 +105,23 @@ def job_summary(root: Path) -> dict[str, Any]:
 def model_card(name: str, facts: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """Markdown card of a trained model. `facts`: phase, size, data ids and the like, as its handover.json has them."""
     return _card(name, "Model", notes, [f"- {key}: {_inline(value)}" for key, value in facts.items()], MODEL_LIMITS)
+
+
+def run_card(workdir: Path) -> str:
+    """`model_card` of a finished phase: what it is, its validation at the step handed over, what it was trained on and under
+    which licences."""
+    content = json.loads((workdir / "handover.json").read_text())
+    facts: dict[str, Any] = {"phase": content["phase"], "step": content["step"]}
+    facts |= {key: value for key, value in content["facts"].items() if key in ("size", "datasets") or "sha256" in key}
+    log = workdir / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    found = {key: value for line in lines if line["step"] == content["step"] for key, value in line.items()}
+    if measured := {key.removeprefix("val/"): value for key, value in found.items() if key.startswith("val/")}:
+        facts["validation"] = measured
+    root = content["config"].get("data", {}).get("root", "")
+    for part, summary in (job_summary(Path(root)) if root else {}).items():
+        facts[f"training data, {part}"] = summary
+    return model_card(workdir.resolve().name, facts, (INTENDED,))
 
 
 def _card(name: str, kind: str, notes: Sequence[str], figures: Sequence[str], limits: Sequence[tuple[str, str]]) -> str:

@@ -218,10 +218,10 @@ def _card(args: argparse.Namespace) -> int:
     from data_prep.files import atomic_write
     from data_prep.schema import DataError
 
-    for file, make in (("instruct.json", cards.data_card), ("handover.json", _model_card)):
-        if (args.path / file).is_file():
-            text = make(args.path.resolve().name, json.loads((args.path / file).read_text()))
-            break
+    if (args.path / "instruct.json").is_file():
+        text = cards.data_card(args.path.resolve().name, json.loads((args.path / "instruct.json").read_text()))
+    elif (args.path / "handover.json").is_file():
+        text = cards.run_card(args.path)
     else:
         if not (summary := cards.job_summary(args.path)):
             raise DataError(
@@ -232,12 +232,3 @@ def _card(args: argparse.Namespace) -> int:
     atomic_write(target, text)
     print(f"written: {target}")
     return OK
-
-
-def _model_card(name: str, handover: dict[str, Any]) -> str:
-    from data_prep import cards
-
-    facts = {
-        name: value for name, value in handover["facts"].items() if name in ("size", "datasets") or "sha256" in name
-    }
-    return cards.model_card(name, {"phase": handover["phase"], "step": handover["step"]} | facts)

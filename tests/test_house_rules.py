@@ -70,6 +70,7 @@ def test_arrows_between_packages(repo: Path) -> None:
         "picture",
         "drill",
         "stain_match",
+        "cards",
     }
     for path in sources(repo, "pbs_jax"):
         if path.name in ("cli.py", "demo.py") or path.parent.name + "/" + path.name == "perf/tile.py":

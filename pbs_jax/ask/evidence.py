@@ -31,6 +31,7 @@ from pbs_jax.decode.slide_answer import SlideAnswerer
 from pbs_jax.models.layers import split_heads
 
 TOP = 8  # places that are outlined
+EVEN = 1.1  # the highest attention over the mean, below which a picture of it shows nothing
 FINE = 64  # patches of a slide, those read most, that are looked into: each goes through the backbone once more
 HEAT_SIDE = 448  # px of a cell's overlay
 CLASS_COLOURS = {
@@ -141,6 +142,8 @@ def of_slide(attention: SlideAttention, picture: Picture) -> Evidence:
         draw.rectangle(_square(x, y, attention.side, picture.factor), outline=(190, 20, 60, 255), width=3)
     top = [(x, y, attention.side, share) for x, y, share in places[:TOP]]
     caption = f"the {len(top)} of {len(places)} places of {attention.side} px with the highest attention"
+    if most * len(places) < EVEN:
+        caption += f"; it is nearly even ({most * len(places):.2f} times the mean at most), so these places say little"
     return Evidence(_jpeg(Image.alpha_composite(image, layer)), top, caption)
 
 

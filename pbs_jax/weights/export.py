@@ -18,6 +18,7 @@ import numpy as np
 
 import pbs_jax
 from configs.base import FULL
+from data_prep.cards import run_card
 from data_prep.io import atomic_write, read_manifest
 from data_prep.prompts import IM_END, IMAGE_PAD, PROMPT_SET
 from data_prep.schema import DataError
@@ -38,6 +39,7 @@ from pbs_jax.weights.files import (
     FROZEN,
     MODEL,
     PARTS,
+    READABLE,
     TOKENIZER,
     seen_by_backbone,
     write_safetensors,
@@ -162,13 +164,14 @@ def export(workdir: Path, out: Path, frozen: bool | None = None) -> dict[str, An
     if frozen_parts:
         tensors[FROZEN] = torch_tensors(trees, frozen_parts)
     out.mkdir(parents=True, exist_ok=True)
-    for name in (CARD, MODEL, FROZEN, TOKENIZER):  # nothing of an earlier export stays
+    for name in (CARD, MODEL, FROZEN, TOKENIZER, READABLE):  # nothing of an earlier export stays
         (out / name).unlink(missing_ok=True)
     files = {name: write_safetensors(out / name, part, metadata) for name, part in tensors.items()}
     if tokenizer:
         atomic_write(out / TOKENIZER, (words / TOKENIZER).read_bytes())
         files[TOKENIZER] = {"sha256": tokenizer.sha256}
     card["files"] = files
+    atomic_write(out / READABLE, run_card(workdir))
     atomic_write(out / CARD, json.dumps(card, indent=1, sort_keys=True) + "\n")
     return card
 

@@ -17,6 +17,7 @@ import numpy as np
 from data_prep.schema import DataError
 
 CARD, MODEL, FROZEN, TOKENIZER = "export.json", "model.safetensors", "frozen.safetensors", "tokenizer.json"
+READABLE = "CARD.md"  # the card that people read
 BESIDE = "language_model"  # of export.json: the snapshot that stays apart; also the folder's name inside an export
 # Part of a question-answering export -> (its file, the prefix of its tensors). What follows the prefix are the names of
 # the official Q-Former, of DINOv2 and of Hugging Face's Qwen2.

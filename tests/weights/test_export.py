@@ -104,6 +104,7 @@ def test_every_phase_is_exported_whole_and_alike_each_time(chain: Chain, tmp_pat
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
     assert ("frozen.safetensors" in names) == (phase in ("cell_qa", "slide_qa"))
 
+    assert f"- phase: {phase}" in (one / "CARD.md").read_text()
     card = read_card(one)
     assert (card["phase"], card["step"], card["facts"]["datasets"]) == (phase, 7, {"cells": "c"})
     assert card["trees"] == {name: tree_sha256(chain.params[name]) for name in card["trees"]}
