@@ -22,10 +22,18 @@ def add_parser(subparsers: Any) -> None:
     )
     add_checkpoints(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
-    parser.add_argument("--port", type=int, default=8018, help="0 = any free one")
+    parser.add_argument("--port", type=int, default=8018, help="0 = any free one (default %(default)s)")
     parser.add_argument("--slides", type=Path, metavar="DIR", help="offers the slides in this folder by name")
-    parser.add_argument("--max_upload", type=int, default=64, metavar="MIB", help="of one picture")
-    parser.add_argument("--max_waiting", type=int, default=64, metavar="N", help="requests that wait; more get 503")
+    parser.add_argument(
+        "--max_upload", type=int, default=64, metavar="MIB", help="of one picture (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max_waiting",
+        type=int,
+        default=64,
+        metavar="N",
+        help="requests that wait; more get 503 (default %(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
