@@ -23,6 +23,7 @@ from data_prep.progress import progress
 from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
 from data_prep.slide_datasets import read_slides
 from data_prep.slide_derived import slide_cells as slide_cells_known
+from data_prep.slide_units import is_cut
 from data_prep.stats import wilson
 
 MPP = 0.25
@@ -114,11 +115,6 @@ def matched(truth: Sequence[Box], found: Sequence[Box]) -> set[int]:
     return taken[1]
 
 
-def _cut(box: Box, field: np.ndarray) -> bool:
-    """Whether the field's edge cuts a box."""
-    return box.left <= 0 or box.top <= 0 or box.right >= field.shape[1] or box.bottom >= field.shape[0]
-
-
 def white_cells(root: Path, show: Path | None = None) -> list[Score]:
     """BCCD by list; the lists may share donors, so test is no external validation.
 
@@ -128,14 +124,14 @@ def white_cells(root: Path, show: Path | None = None) -> list[Score]:
     for part in ("train", "val", "test"):
         right = truth = found = cut = 0
         for field in bccd_fields(root, part):
-            whole = Box(0, 0, field.rgb.shape[1], field.rgb.shape[0])
-            cells = slide_cells.white_cells(field.rgb, field.half, MPP, whole)
+            size = field.rgb.shape[1], field.rgb.shape[0]
+            cells = slide_cells.white_cells(field.rgb, field.half, MPP, Box(0, 0, *size))
             annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
             hits = matched(annotated, boxes)
             if part == "test" and not len(hits) == len(annotated) == len(boxes):
                 parted.append(_drawn(field.rgb, annotated, boxes))
             right, truth, found = right + len(hits), truth + len(annotated), found + len(boxes)
-            cut += sum(_cut(box, field.rgb) for k, box in enumerate(boxes) if k not in hits)
+            cut += sum(is_cut(box, size) for k, box in enumerate(boxes) if k not in hits)
         scores.append(Score(f"white cells, BCCD {part}", right, truth, found, cut))
     if show is not None and parted:
         atomic_write(show, _sheet(parted))

@@ -225,21 +225,27 @@ def _crop(name: str, rgb: np.ndarray, prepare: Preparation, classify: Classify |
     bad, _ = qc.PARTS["focus"]
     if 0 < sharp < bad:  # 0: no red cell's edge to judge by
         raise DataError(f"{name} is out of focus (edges of {sharp:.2f}, sharp crops have {SHARP} or more)")
-    remarks = (
-        (f"may be out of focus (edges of {sharp:.2f}, sharp crops have {SHARP} or more)",) if sharp < SHARP else ()
-    )
+    doubt = f"may be out of focus (edges of {sharp:.2f}, sharp crops have {SHARP} or more)"
+    remarks = (doubt,) if 0 < sharp < SHARP else ()
     cells = _cells(name, rgb, [found.box], prepare, classify)
     overview, factor = _overview(Image.fromarray(rgb), (width, height))
-    return Picture(name, "crop", (width, height), 0.0, "", cells, overview, factor, remarks=remarks if sharp else ())
+    return Picture(name, "crop", (width, height), 0.0, "", cells, overview, factor, remarks=remarks)
 
 
 def _focus(rgb: np.ndarray, mpp: float) -> float:
     """`qc.focus` of a picture at the scale of a slide."""
-    factor = max(NATIVE / mpp, 1.0)
-    picture = Image.fromarray(rgb)
-    size = round(picture.width / factor) // 2 * 2, round(picture.height / factor) // 2 * 2
-    small = np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
+    small, _ = _reduced(rgb, NATIVE / mpp)
     return qc.focus(slide_cells.halve(small, slide_cells.measure_stain([small])))
+
+
+def _reduced(rgb: np.ndarray, factor: float) -> tuple[np.ndarray, float]:
+    """A picture smaller by a factor, never larger, with even sides; and the factor taken."""
+    height, width = rgb.shape[:2]
+    factor = max(factor, 1.0)
+    size = round(width / factor) // 2 * 2, round(height / factor) // 2 * 2
+    if factor == 1:
+        return rgb[: size[1], : size[0]], factor
+    return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.LANCZOS)), factor
 
 
 def _stated(slide: slides.Slide, mpp: float, name: str) -> Scale:
@@ -254,9 +260,10 @@ def _stated(slide: slides.Slide, mpp: float, name: str) -> Scale:
 
 def _field(name: str, rgb: np.ndarray, prepare: Preparation, scale: Scale, classify: Classify | None) -> Picture:
     height, width = rgb.shape[:2]
+    stated = scale.mpp > 0
     scale, boxes, cut = _white_cells_of_a_field(name, rgb, scale)
     remarks = []
-    if "estimated" in scale.source:
+    if not stated:
         remarks.append(f"scale {scale.source}: {scale.mpp:.3f} um/px")
     if cut:
         remarks.append(f"white cells at the edge, left out: {cut}")
@@ -274,7 +281,7 @@ def _white_cells_of_a_field(name: str, rgb: np.ndarray, scale: Scale) -> tuple[S
     if scale.mpp:
         return scale, *_found_at(name, rgb, scale)
     reason: DataError | None = None
-    for guess in _guesses(rgb):
+    for guess in _guesses(name, rgb):
         try:
             return guess, *_found_at(name, rgb, guess)
         except DataError as error:
@@ -282,27 +289,26 @@ def _white_cells_of_a_field(name: str, rgb: np.ndarray, scale: Scale) -> tuple[S
     raise DataError(f"{reason}; its scale is unknown: if it is a smear, give its mpp (um per pixel)") from reason
 
 
-def _guesses(rgb: np.ndarray) -> list[Scale]:
-    """Scales that a photograph may have, the likeliest first: at which its white cells are 13 um across, then a ladder."""
+def _guesses(name: str, rgb: np.ndarray) -> list[Scale]:
+    """Scales that a photograph may have, the likeliest first: at which its white cells are 13 um across, then a ladder.
+    Raises DataError where none is a smear's."""
     found = [cell for cell in segment.find_white_cells(rgb) if not cell.on_border]
     sides = [max(cell.box.width, cell.box.height) for cell in found]
     low, high = FIELD_SCALE
     first = WHITE_UM / float(np.median(sides)) if sides else LADDER_FROM
-    guesses = [first * step for step in LADDER]
     source = "estimated from white cells" if sides else "estimated"
-    return [Scale(round(mpp, 4), source) for mpp in guesses if low <= mpp <= high]
+    guesses = [Scale(round(first * step, 4), source) for step in LADDER if low <= first * step <= high]
+    if not guesses:
+        raise DataError(
+            f"{name}: its stained bodies would be white cells at {first:.2g} um/px, which is no smear's: give its mpp"
+        )
+    return guesses
 
 
 def _found_at(name: str, rgb: np.ndarray, scale: Scale) -> tuple[list[Box], int]:
     """Quality is judged and cells are found at the scale of a slide; boxes are in the field's own pixels."""
-    height, width = rgb.shape[:2]
-    factor = max(FOUND_AT / scale.mpp, 1.0)
-    size = round(width / factor) // 2 * 2, round(height / factor) // 2 * 2
-    small = (
-        np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.LANCZOS))
-        if factor > 1
-        else rgb[: size[1], : size[0]]
-    )
+    small, factor = _reduced(rgb, FOUND_AT / scale.mpp)
+    size = small.shape[1], small.shape[0]
     whole = Box(0, 0, *size)
     row = SlideRow(path=name, slide_id="field")
     stain = slide_cells.measure_stain([small])

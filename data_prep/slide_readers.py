@@ -117,8 +117,8 @@ class OpenSlidePixels:
     name = "openslide"
 
     def __init__(self, path: Path) -> None:
-        self._slide = openslide.OpenSlide(path)
-        self._slide.set_cache(openslide.OpenSlideCache(CACHE))
+        self._path = path
+        self._open()
         self.size = self._slide.dimensions
         self.levels = self._slide.level_count
         self.properties: Mapping[str, str] = dict(self._slide.properties)
@@ -127,20 +127,27 @@ class OpenSlidePixels:
             _check_segment(*map(int, sides))
         profile = self._slide.color_profile
         self.icc = profile.tobytes() if profile else b""
-        self._tiles = self._plain_tiles(path) if self.properties["openslide.vendor"] in PLAIN_VENDORS else None
 
-    def _plain_tiles(self, path: Path) -> TiffPixels | None:
+    def _open(self) -> None:
+        self._slide = openslide.OpenSlide(self._path)
+        self._slide.set_cache(openslide.OpenSlideCache(CACHE))
+
+    @functools.cached_property
+    def _tiles(self) -> TiffPixels | None:
         """The same pixels tile by tile, where they are JPEG: OpenSlide takes more than twice as long, most of it to paint
-        and convert what it has decoded. None where anything differs from what OpenSlide reads at three places."""
+        and convert what it has decoded. None where anything differs from what OpenSlide reads at three places. Looked for
+        at the first read: many slides are opened for their properties alone."""
+        if self.properties["openslide.vendor"] not in PLAIN_VENDORS:
+            return None
         try:
-            tiles = TiffPixels(path)
+            tiles = TiffPixels(self._path)
             alike = tiles.is_jpeg and tiles.is_complete and tiles.size == self.size
             if alike and _difference(self._read, tiles.read, self.size) == 0:
                 return tiles
             tiles.close()
         except (*DECODE_ERRORS, LookupError):
             self._slide.close()  # an error leaves it broken
-            self._slide = openslide.OpenSlide(path)
+            self._open()
         return None
 
     def read(self, x: int, y: int, w: int, h: int) -> np.ndarray:
@@ -164,8 +171,8 @@ class OpenSlidePixels:
 
     def close(self) -> None:
         self._slide.close()
-        if self._tiles:
-            self._tiles.close()
+        if tiles := self.__dict__.get("_tiles"):
+            tiles.close()
 
 
 def strided_thumbnail(

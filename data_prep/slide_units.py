@@ -215,7 +215,7 @@ def do_tile(
     cut = 0
     for found in find(pixels.rgb, half, mpp, core):
         box = _moved(found.box, pixels.area.left, pixels.area.top)
-        if _is_cut(box, look.size):
+        if is_cut(box, look.size):
             cut += 1
             continue
         image = crops.encode_jpeg(slide_cells.crop(pixels.rgb, found.box))
@@ -253,7 +253,8 @@ def _moved(box: Box, x: int, y: int) -> Box:
     return Box(box.left + x, box.top + y, box.right + x, box.bottom + y)
 
 
-def _is_cut(box: Box, size: tuple[int, int]) -> bool:
+def is_cut(box: Box, size: tuple[int, int]) -> bool:
+    """Whether the edge of a picture (width, height) cuts a box."""
     return box.left <= 0 or box.top <= 0 or box.right >= size[0] or box.bottom >= size[1]
 
 

@@ -124,6 +124,7 @@ class Printer:
 
 def as_json(picture: Any, answers: Any, models: Any, seen: Any) -> dict[str, Any]:
     """What --json prints and `pbs serve` sends: picture, cells, differential, answers, evidence (places, not pixels)."""
+    sentence, shares = picture.differential()
     return {
         "image": picture.name,
         "kind": picture.kind,
@@ -141,8 +142,8 @@ def as_json(picture: Any, answers: Any, models: Any, seen: Any) -> dict[str, Any
             for cell in picture.cells
         ],
         "counts": picture.counts(),
-        "differential": picture.differential()[0],
-        "shares": [dataclasses.asdict(share) for share in picture.differential()[1]],
+        "differential": sentence,
+        "shares": [dataclasses.asdict(share) for share in shares],
         "remarks": [text for text in (models.remark, *picture.remarks) if text],
         "answers": [
             {

@@ -71,6 +71,11 @@ def backbone_shape(facts: Mapping[str, Any], default: ViTConfig) -> ViTConfig:
     return ViTConfig(**{**facts["vit"], "position_grid": tuple(grid) if grid else None})
 
 
+def of_config(config: Any, tokenizer: Any | None = None, queries: int = 0) -> Size:
+    """The size that a phase trains: of config.size, int8 and remat, with so many query tokens (`with_queries`)."""
+    return with_remat(with_queries(get_size(config.size, tokenizer, int8=config.int8), queries), config.remat)
+
+
 def with_remat(size: Size, remat: str) -> Size:
     """`config.remat`: what decoder and Q-Former compute again in the backward pass; "" = as the size does."""
     if not remat:

@@ -15,7 +15,7 @@ from flax import nnx
 from data_prep.prompts import SLOT_LENGTH
 from data_prep.schema import DataError
 from pbs_jax.models.int8 import int8_kernels
-from pbs_jax.models.sizes import Size, get_size, with_queries, with_remat
+from pbs_jax.models.sizes import Size, of_config, with_remat
 from pbs_jax.sharding import rules
 from pbs_jax.train.answers import frozen_cast
 from pbs_jax.train.phase import Networks
@@ -75,8 +75,7 @@ def abstract_phase(config: Any, row: Row | None = None, *, remat: str = "") -> A
     remat: in place of config.remat; "none" counts what a step must compute, without what it computes again to save memory.
     Raises DataError for a phase that has no shapes of its own.
     """
-    size = with_queries(get_size(config.size, int8=config.int8), config.queries)
-    size = with_remat(size, remat or config.remat)
+    size = with_remat(of_config(config, queries=config.queries), remat)
     count, width = config.batch_size, size.vit.dim
     tokens = 1 + (size.vit.image_size // size.vit.patch_size) ** 2
     row = row or ROWS.get(config.phase)

@@ -21,7 +21,7 @@ from data_prep.tokens import load_tokenizer
 from pbs_jax.data.examples import CellCaptions, FeatureTable, Preloaded
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.qformer_losses import phase1_losses
-from pbs_jax.models.sizes import Size, get_size, with_queries, with_remat, with_words
+from pbs_jax.models.sizes import Size, of_config, with_words
 from pbs_jax.sharding.rules import QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.checkpoint import compare_trees
@@ -75,7 +75,7 @@ def build(config: Any) -> Phase:
     tokenizer = load_tokenizer(root / "tokenizer")
     words = words_folder(config)
     reader = load_tokenizer(words)
-    size = with_remat(with_queries(get_size(config.size, tokenizer), config.queries), config.remat)
+    size = of_config(config, tokenizer, config.queries)
     own_shape: dict[str, Any] = {}
     if config.words:
         size = dataclasses.replace(size, qformer=with_words(size.qformer, reader))

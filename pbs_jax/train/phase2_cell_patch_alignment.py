@@ -24,7 +24,7 @@ from pbs_jax.data.slide_examples import CellPatches
 from pbs_jax.models.alignment import Alignment, alignment_losses, content, diagnose, effective_rank
 from pbs_jax.models.perceiver import PerceiverResampler
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries, with_remat
+from pbs_jax.models.sizes import Size, of_config, told_queries
 from pbs_jax.sharding.rules import ALIGNMENT_RULES, PERCEIVER_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import frozen_cast
@@ -89,7 +89,7 @@ def build(config: Any) -> Phase:
     tokenizer = load_tokenizer(root / "tokenizer")
     told = handover.read(config.init_from.qformer, ("cell_representation",))["facts"]
     handover.same_tokenizer(config.init_from.qformer, told, tokenizer, root / "tokenizer")
-    size = with_remat(with_queries(get_size(config.size, tokenizer), told_queries(told)), config.remat)
+    size = of_config(config, tokenizer, told_queries(told))
     trainable = {name: parameters(networks(size)[name], config.seed)[1] for name in ("patch_perceiver", "alignment")}
     qformer = handover.load(config.init_from.qformer, ["qformer"], rules={"qformer": QFORMER_RULES})["qformer"]
     cells = FeatureTable(store, ("train", "val"))

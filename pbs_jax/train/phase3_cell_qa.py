@@ -20,7 +20,7 @@ from pbs_jax.data.rows import arrange
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector, visual_tokens
 from pbs_jax.models.qformer import QFormer
-from pbs_jax.models.sizes import Size, get_size, told_queries, with_queries, with_remat
+from pbs_jax.models.sizes import Size, of_config, told_queries
 from pbs_jax.sharding.rules import DECODER_RULES, PROJECTOR_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model, with_attention
@@ -70,9 +70,7 @@ def build(config: Any) -> Phase:
     shape = (
         {"qformer": told["qformer"]["qformer"]} if "qformer" in told["qformer"] else {}
     )  # where it is not its size's
-    size = with_queries(get_size(config.size, tokenizer, int8=config.int8), told_queries(shape))
-    size = with_remat(size, config.remat)
-    size = with_attention(size, config.attention)
+    size = with_attention(of_config(config, tokenizer, told_queries(shape)), config.attention)
     _, projector = parameters(networks(size)["projector"], config.seed)
     qformer = handover.load(config.init_from.qformer, ["qformer"])["qformer"]
     language_model = frozen_language_model(config, size)

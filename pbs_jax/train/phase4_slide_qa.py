@@ -22,7 +22,7 @@ from pbs_jax.data.slide_examples import SlideBags, SlideQuestions
 from pbs_jax.models.decoder import Decoder
 from pbs_jax.models.pbs_vl import Projector
 from pbs_jax.models.perceiver import PerceiverResampler, encode_slide
-from pbs_jax.models.sizes import Size, get_size, with_queries, with_remat
+from pbs_jax.models.sizes import Size, of_config
 from pbs_jax.sharding.rules import DECODER_RULES, PERCEIVER_RULES, PROJECTOR_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import answer_loss, answer_weight, evaluate_answers, frozen_language_model, with_attention
@@ -67,8 +67,7 @@ def build(config: Any) -> Phase:
     """
     root = Path(config.data.root)
     tokenizer = load_tokenizer(root / "tokenizer")
-    size = with_remat(with_queries(get_size(config.size, tokenizer, int8=config.int8), config.queries), config.remat)
-    size = with_attention(size, config.attention)
+    size = with_attention(of_config(config, tokenizer, config.queries), config.attention)
     before = handover.read(config.init_from.language_model, ("language_model",))
     handover.same_tokenizer(config.init_from.language_model, before["facts"], tokenizer, root / "tokenizer")
     bags = SlideBags(Path(config.data.features or root), ("train", "val"), config.max_patches)

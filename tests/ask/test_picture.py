@@ -73,6 +73,16 @@ def test_a_clump_does_not_hide_a_fields_scale(shared: Path, tmp_path: Path):
     assert found.kind == "field" and len(found.cells) == 1 and "estimated" in found.remarks[0]
 
 
+def test_bodies_too_large_for_white_cells_are_told(tmp_path: Path):
+    """Every guess of the scale lies outside what a photograph can have."""
+    rgb = np.full((2400, 3000, 3), (235, 225, 230), np.uint8)
+    y, x = np.mgrid[:2400, :3000]
+    rgb[(y - 1200) ** 2 + (x - 1500) ** 2 < 900**2] = (90, 40, 140)
+    Image.fromarray(rgb).save(tmp_path / "large.png")
+    with pytest.raises(DataError, match=r"would be white cells at 0.0\d+ um/px, which is no smear's"):
+        look(tmp_path / "large.png", tmp_path, kind="field")
+
+
 def test_a_fields_scale_is_estimated_and_its_white_cell_is_where_the_annotator_saw_it(shared: Path, tmp_path: Path):
     from xml.etree import ElementTree
 

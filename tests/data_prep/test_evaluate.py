@@ -13,6 +13,7 @@ from PIL import Image
 from data_prep import evaluate
 from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
 from data_prep.slide_datasets import Slide, read_slides
+from data_prep.slide_units import is_cut
 from pbs_jax.cli import main
 
 
@@ -58,15 +59,10 @@ def test_a_classifiers_score_needs_one(slide_job: Path, capsys: pytest.CaptureFi
 
 
 def test_boxes_that_the_edge_cuts_and_nobody_annotated_are_told_apart() -> None:
-    field = np.zeros((100, 200, 3), np.uint8)
+    field = (200, 100)
     inside, above, below = Box(50, 20, 80, 50), Box(10, 0, 40, 20), Box(100, 70, 130, 100)
     hits = evaluate.matched([inside, below], [above, inside, below])
-    assert (
-        hits == {1, 2}
-        and evaluate._cut(above, field)
-        and evaluate._cut(below, field)
-        and not evaluate._cut(inside, field)
-    )
+    assert hits == {1, 2} and is_cut(above, field) and is_cut(below, field) and not is_cut(inside, field)
     line = evaluate.Score("x", right=2, truth=2, found=3, cut=1).line()
     assert line.endswith("precision 0.667 (n 3), 1.000 without 1 that the edge cuts")
 
