@@ -29,7 +29,8 @@ from data_prep import (
     slides,
     subtype,
 )
-from data_prep.schema import Box, Cell, DataError
+from data_prep.claims import Facts, contradiction
+from data_prep.schema import QA, Box, Cell, DataError
 from data_prep.slide_datasets import read_slides
 from data_prep.slide_table import COLUMNS, SlideRow
 from data_prep.slide_write import SlideJob
@@ -87,6 +88,16 @@ class Picture:
         """One sentence, and the shares in percent with their 95 % intervals ([] for too few cells)."""
         counted = differential.counts(self.counts())
         return differential.sentence(counted), differential.shares(counted)
+
+    def speaks_against(self, qa: QA) -> str:
+        """What of an answered question the cells deny, as the classifier names them; "" where they deny nothing."""
+        if qa.level == "slide":
+            facts = Facts(counts=differential.counts(self.counts()))
+            denied = contradiction(dataclasses.replace(qa, task="cell_differential"), facts)
+            return f"the cells counted say otherwise: {denied}" if denied else ""
+        cell = self.cells[0]
+        denied = contradiction(qa, Facts(label=cell.label)) if len(self.cells) == 1 else None
+        return f"the classifier says {cell.label} ({cell.confidence:.2f})" if denied else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             tell = Printer()
             answers.append(ask(prepared, qa, sampling, tuple(args.stop), tell))
             tell(f"{answers[-1].sentence}\n")
+            if answers[-1].remark:
+                say(f"note: {answers[-1].remark}")
         seen = looked_at(prepared) if args.report or args.evidence or args.json else None
         if args.evidence and seen:
             args.evidence.write_bytes(seen.overlay)
@@ -154,6 +156,7 @@ def as_json(picture: Any, answers: Any, models: Any, seen: Any) -> dict[str, Any
                 "sentence": answer.sentence,
                 "votes": answer.votes,
                 "cells": answer.cells,
+                "remark": answer.remark,
             }
             for answer in answers
         ],

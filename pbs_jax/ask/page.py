@@ -71,8 +71,8 @@ def impression(picture: Picture) -> str:
 
 
 def _answers(answers: Sequence[Answer]) -> str:
-    rows = [(answer.question, answer.sentence, answer.question_type.replace("_", " ")) for answer in answers]
-    return html.table(rows, ("question", "answer", "asked as"))
+    rows = [(a.question, a.sentence, a.question_type.replace("_", " "), a.remark) for a in answers]
+    return html.table(rows, ("question", "answer", "asked as", "but"))
 
 
 def _differential(picture: Picture) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ STAND_IN = (
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """One question's answer. `votes`: how many cells said what (empty for one cell or a slide model); `cells`: each asked
-    cell's own answer by cell id."""
+    cell's own answer by cell id; `remark`: what the classifier or the cells that it counted say instead."""
 
     question: str
     question_type: str
@@ -50,13 +51,18 @@ class Answer:
     text: str
     votes: dict[str, int] = dataclasses.field(default_factory=dict)
     cells: dict[str, str] = dataclasses.field(default_factory=dict)
+    remark: str = ""
+
+    @property
+    def chosen(self) -> str:
+        """The option behind a letter; "" where none was chosen."""
+        lettered = dict(zip(string.ascii_uppercase, self.options, strict=False))
+        return lettered.get(self.text, "")
 
     @property
     def sentence(self) -> str:
         """For people: the option's text beside its letter, and how many cells agree."""
-        text = self.text or "(no answer)"
-        if self.options and len(text) == 1 and 0 <= ord(text) - 65 < len(self.options):
-            text = f"{text}. {self.options[ord(text) - 65]}"
+        text = f"{self.text}. {self.chosen}" if self.chosen else self.text or "(no answer)"
         total = sum(self.votes.values())
         return f"{text} ({self.votes[self.text]} of {total} cells)" if total > 1 else text
 
@@ -259,7 +265,10 @@ def ask(
         ready.prefix, owners, [qa] * count, [qa.options] * count, mode, sampling=sampling, stop=stop, tell=tell_whole
     )
     if count == 1:
-        return Answer(qa.question, qa.question_type, qa.options, replies[0])
+        answer = Answer(qa.question, qa.question_type, qa.options, replies[0])
+        asserted = answer.text.capitalize() if qa.question_type == "true_false" else answer.chosen or answer.text
+        said = dataclasses.replace(qa, level=ready.level, answer=asserted)
+        return dataclasses.replace(answer, remark=ready.picture.speaks_against(said))
     votes = dict(Counter(replies).most_common())
     ids = [ready.picture.cells[k].cell_id for k in ready.asked]
     text = next(iter(votes))

@@ -55,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
     rate.add_argument("--cells", type=Path, default=Path("../shared/data/cells/pbc_barcelona"), metavar="DIR")
     rate.add_argument("--count", type=int, default=512, metavar="N", help="cells to read")
     rate.add_argument("--rounds", type=int, default=5, metavar="N")
+    rate.add_argument("--growth", action="store_true", help="ours over a tenth of them too: does a cell's cost grow?")
     rate.set_defaults(run=run_input)
 
     tile = commands.add_parser(
@@ -113,7 +114,7 @@ def run_step(args: argparse.Namespace) -> int:
 def run_input(args: argparse.Namespace) -> int:
     from pbs_jax.perf.input import report
 
-    print(report(args.cells, args.count, args.rounds))
+    print(report(args.cells, args.count, args.rounds, args.growth))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import struct
@@ -16,6 +17,7 @@ from data_prep import picture, pyramid
 from data_prep.picture import Picture, Preparation, open_picture
 from data_prep.schema import Cell, DataError
 from pbs_jax.ask.page import impression
+from pbs_jax.ask.picture import as_question
 
 
 def look(path: Path, work: Path, **options):
@@ -221,6 +223,46 @@ def test_refusals_name_no_table_no_folder_and_no_option_of_another_program(share
             message
         )
     assert "give its mpp" in messages[2] and "GIF" in messages[-1] and "save it as PNG" in messages[-1]
+
+
+def counted(kind: str, **cells: int) -> Picture:
+    found = [
+        Cell(f"a:{name}{k}", "test", name, "model", b"", confidence=0.9)
+        for name, count in cells.items()
+        for k in range(count)
+    ]
+    return Picture("a", kind, (1, 1), 0.25, "", found, b"", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("question", "options", "answer", "remark"),
+    [
+        (
+            "Which white blood cell type is most common on this slide?",
+            (),
+            "Eosinophil",
+            "the cells counted say otherwise",
+        ),
+        ("Which white blood cell type is most common on this slide?", (), "Neutrophil", ""),
+        ("Which of these is most common?", ("Eosinophil", "Monocyte"), "Monocyte", ""),  # none of either
+        ("(True/False) Neutrophils make up 10 % of the white blood cells.", (), "True", "against 12 of 20"),
+        ("(True/False) Neutrophils make up 10 % of the white blood cells.", (), "False", ""),
+        ("How is the smear stained?", (), "Eosinophil", ""),
+    ],
+)
+def test_what_the_cells_counted_deny_of_a_slides_answer_is_said(
+    question: str, options: tuple[str, ...], answer: str, remark: str
+):
+    said = dataclasses.replace(as_question(question, options, level="slide"), answer=answer)
+    told = counted("slide", Neutrophil=12, Lymphocyte=8).speaks_against(said)
+    assert remark in told and bool(remark) == bool(told)
+
+
+def test_another_name_than_the_classifiers_is_said_of_one_cell_only():
+    said = dataclasses.replace(as_question("What type of white blood cell is this?"), answer="Monocyte")
+    assert counted("crop", Neutrophil=1).speaks_against(said) == "the classifier says Neutrophil (0.90)"
+    assert not counted("crop", Monocyte=1).speaks_against(said)
+    assert not counted("field", Neutrophil=2).speaks_against(said)
 
 
 def test_one_is_not_counted_as_many():

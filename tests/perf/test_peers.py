@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
         (["step", "--phase", "1", "--size", "nano", "--cells", "3"], 3, "wall"),
         (["step", "--phase", "3", "--size", "nano"], 3, "wall"),
         (["step", "--phase", "4", "--size", "nano", "--patches", "16"], 3, "wall"),
-        (["input", "--count", "64"], 7, "cells/s"),
+        (["input", "--count", "320", "--growth"], 7, "cells/s"),
     ],
     ids=["phase 1", "phase 3", "phase 4", "input"],
 )
