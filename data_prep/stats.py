@@ -32,6 +32,9 @@ class Interval:
     n: int
     clusters: int
 
+    def __str__(self) -> str:
+        return _shown(self.value, self.low, self.high, ".3f")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
@@ -43,6 +46,16 @@ class Difference:
     p: float
     n: int
     clusters: int
+
+    def __str__(self) -> str:
+        return _shown(self.value, self.low, self.high, "+.3f")
+
+
+def _shown(value: float, low: float, high: float, form: str) -> str:
+    """For tables: "-" for what is not defined, no interval where there is none."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:{form}}" if math.isnan(low) else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:

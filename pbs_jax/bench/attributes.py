@@ -150,14 +150,11 @@ def _score(
 
 
 def to_table(attributes: Sequence[Attribute], model: str) -> Table:
-    def interval(value: stats.Interval | stats.Difference) -> str:
-        return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
-
     rows = tuple(
         (
             f"{item.name} (n={item.n})",
-            *(interval(item.rows[row]) for row in ROWS),
-            interval(item.difference),
+            *(str(item.rows[row]) for row in ROWS),
+            str(item.difference),
             f"{item.p_holm:.4f}",
             item.verdict,
         )

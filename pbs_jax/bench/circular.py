@@ -148,4 +148,4 @@ def to_tables(found: Sequence[Circular]) -> list[Table]:
 def _shown(interval: stats.Interval) -> str:
     if interval.n < SMALL:
         return f"{interval.value:.3f} (n={interval.n})"
-    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    return str(interval)

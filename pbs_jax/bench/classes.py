@@ -99,4 +99,4 @@ def _interval(value: stats.Interval) -> str:
     low, high = value.low, value.high
     if value.value in (0.0, 1.0):  # a bootstrap of a constant knows no doubt
         low, high = stats.wilson(round(value.value * value.n), value.n)
-    return f"{value.value:.3f} [{low:.3f}, {high:.3f}]" if value.n > 1 else f"{value.value:.3f}"
+    return str(dataclasses.replace(value, low=low, high=high)) if value.n > 1 else f"{value.value:.3f}"

@@ -142,7 +142,7 @@ def to_table(title: str, comparisons: Sequence[Comparison], family: str = "track
             f"{item.a} - {item.b}",
             TRACKS.get(item.track, item.track),
             f"{TYPE_NAMES[item.question_type]} {METRIC_NAMES[item.metric]} (n={item.difference.n})",
-            f"{item.difference.value:+.3f} [{item.difference.low:+.3f}, {item.difference.high:+.3f}]",
+            str(item.difference),
             f"{item.p_holm:.4f}",
         )
         for item in comparisons

@@ -79,9 +79,8 @@ def to_table(found: Sequence[Gain], title: str = "What the image adds") -> Table
         c, d = item.comparison, item.comparison.difference
         name = f"{TYPE_NAMES[c.question_type]} {METRIC_NAMES[c.metric]} (n={d.n})"
         scores = ("-" if value is None else f"{value:.3f}" for value in (item.image, item.without))
-        interval = f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
         track = TRACKS.get(c.track, c.track)
-        rows.append((f"{c.a} - {c.b}", track, name, *scores, interval, f"{c.p_holm:.4f}", item.verdict))
+        rows.append((f"{c.a} - {c.b}", track, name, *scores, str(d), f"{c.p_holm:.4f}", item.verdict))
     header = ("", "Track", "Metric", "With", "Without", "Gain [95 %]", "p (Holm)", "")
     note = "Paired by question, resampled by cluster; p from sign flips of clusters, Holm over the tests of a track."
     return Table(title, header, tuple(rows), (note,))

@@ -180,10 +180,7 @@ def _case_parts(
     parts = [Part("Case studies", lead, figures=f'<div class="cases">{"".join(articles)}</div>')] if articles else []
     if altered:
         articles, counts = cases.without_names(scores, gather(altered), picture, settings)
-        rows = [
-            (name, str(gap.n), str(a), str(b), f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]")
-            for name, a, b, gap in counts
-        ]
+        rows = [(name, str(gap.n), str(a), str(b), str(gap)) for name, a, b, gap in counts]
         header = ("", "questions", "right with the cell's name", 'right with "this cell"', "difference [95 %]")
         lead = "The same questions with the cell's name replaced by \"this cell\" (as the paper's Fig. 6)."
         table = tables.Table("With and without the cell's name", header, tuple(rows))

@@ -119,8 +119,7 @@ def _line(
 ) -> tuple[str, str, str, str]:
     of = [cluster for cluster, real in zip(clusters, known, strict=True) if real]
     share = stats.clustered_ci(values[known], of, draws=settings.draws, seed=settings.seed)
-    text = f"{share.value:.3f} [{share.low:.3f}, {share.high:.3f}]"
     if model is None:
-        return str(share.n), str(share.clusters), text, ""
+        return str(share.n), str(share.clusters), str(share), ""
     gap = stats.paired_difference(model[known], values[known], of, draws=settings.draws, seed=settings.seed)
-    return str(share.n), str(share.clusters), text, f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+    return str(share.n), str(share.clusters), str(share), str(gap)

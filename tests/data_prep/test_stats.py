@@ -113,3 +113,11 @@ def test_holm() -> None:
     assert with_gap[0] == 0.04 and math.isnan(with_gap[1]) and with_gap[2] == 0.04
     p = [0.001, 0.2, 0.03, 0.03]
     assert all(h >= b - 1e-12 for h, b in zip(stats.holm(p), false_discovery_control(p), strict=True))
+
+
+def test_a_figure_shows_no_interval_where_there_is_none():
+    nan = math.nan
+    assert str(stats.Interval(0.5, 0.25, 0.75, 4, 2)) == "0.500 [0.250, 0.750]"
+    assert str(stats.Difference(0.1, -0.1, 0.3, 0.5, 4, 2)) == "+0.100 [-0.100, +0.300]"
+    assert str(stats.clustered_ci([1.0, 0.0], ["a", "a"])) == "0.500"
+    assert str(stats.Difference(nan, nan, nan, nan, 0, 0)) == "-"
