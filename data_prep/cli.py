@@ -153,7 +153,8 @@ def _features(args: argparse.Namespace) -> int:
             name, content_id = "patch_features", slide_features.write_patch_features(args.root, args.backbone, out)
         case _:
             name = "slide_features"
-            content_id = slide_features.write_slide_features(args.root, args.backbone, args.alignment, out)
+            encoder = slide_features.SlideEncoder(args.backbone, args.alignment)
+            content_id = slide_features.write_slide_features(args.root, encoder, out)
     print(f"{name}: {content_id[:16]}")
     return OK
 

@@ -84,7 +84,7 @@ def write_unit(path: Path, features: Features, records: Iterable[Mapping[str, An
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     serialize = serializer(features)
     keys = []
-    writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
+    writer = _writer(temporary, features)
     try:
         for record in records:
             fields = {key: value for key, value in record.items() if key in features or key != "split"}
@@ -99,6 +99,12 @@ def write_unit(path: Path, features: Features, records: Iterable[Mapping[str, An
         raise DataError(f"{path} holds {_count(temporary)} of the {len(keys)} records written; check the free space")
     temporary.replace(path)
     return Unit(path, tuple(keys))
+
+
+def _writer(path: Path, features: Features) -> Any:
+    """Compressed, except tokens: Zstandard takes a fifth off their bytes and four times as long to read them."""
+    tokens = any(spec.dtype == "bfloat16" for spec in features.values())
+    return array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS + (",uncompressed" if tokens else ""))
 
 
 def _split_rank(split: str) -> tuple[int, str]:
@@ -159,7 +165,7 @@ def finalise(
     work = target.with_name(f".{VERSION}.{uuid.uuid4().hex}.tmp")
     work.mkdir(parents=True)
     try:
-        shards = _write_shards(work, name, units, rows, records_per_shard)
+        shards = _write_shards(work, name, features, units, rows, records_per_shard)
         _write_tfds_metadata(work, name, features, shards)
         (work / "ids.txt").write_text("".join(f"{split}\t{id}\n" for split, id, _, _ in rows))
         content_id = _content_id(work, shards)
@@ -226,7 +232,12 @@ def _content_id(directory: Path, shards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _write_shards(
-    work: Path, name: str, units: Sequence[Unit], rows: Sequence[tuple[str, str, int, int]], per_shard: int
+    work: Path,
+    name: str,
+    features: Features,
+    units: Sequence[Unit],
+    rows: Sequence[tuple[str, str, int, int]],
+    per_shard: int,
 ) -> list[dict[str, Any]]:
     """Shards of `per_shard` records per split, each reopened and counted."""
     readers: dict[int, Any] = {}  # by unit, the least recently used first
@@ -237,7 +248,7 @@ def _write_shards(
         for number in range(total):
             path = work / f"{name}-{split}.array_record-{number:05d}-of-{total:05d}"
             chunk = of_split[number * per_shard : (number + 1) * per_shard]
-            writer = array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS)
+            writer = _writer(path, features)
             stored = 0
             for _, _, unit, position in chunk:
                 raw = _reader(readers, unit, units[unit].path).read([position])[0]

@@ -25,7 +25,7 @@ from data_prep.picture import PATCH_SIDE, Picture
 from data_prep.schema import CROP_SIDE, Cell
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import decode_image
-from pbs_jax.data.slide_features import PatchEncoder
+from pbs_jax.data.slide_features import SlideEncoder
 from pbs_jax.decode.answer import Answerer
 from pbs_jax.decode.slide_answer import SlideAnswerer
 from pbs_jax.models.layers import split_heads
@@ -100,13 +100,10 @@ class SlideAttention:
         return np.stack(parts)
 
 
-def slide_attention(
-    answerer: SlideAnswerer, bag: Any, folder: Path, encoder: PatchEncoder, phase2: tuple[Any, Any] | None
-) -> SlideAttention:
+def slide_attention(answerer: SlideAnswerer, bag: Any, folder: Path, encoder: SlideEncoder) -> SlideAttention:
     """Attention over the patches of `bag`; within the FINE that are read most as phase 2 reads them, else even.
 
-    folder: a slide job's, whose patches the bag is of; phase2: the Perceiver that made the features (see
-    `load_patch_perceiver`), None = token means, which read a patch evenly.
+    folder: a slide job's, whose patches the bag is of; encoder: what made its features (token means read a patch evenly).
     """
     graph, params = answerer.graphs["slide_perceiver"], answerer.params["slide_perceiver"]
     weights = np.asarray(
@@ -114,7 +111,7 @@ def slide_attention(
     )[0]
     real = np.flatnonzero(bag.mask)
     corners, weights = np.asarray(bag.coords)[real], weights[real]
-    if phase2 is None:
+    if encoder.perceiver is None:
         return SlideAttention(corners, weights[:, None, None])
     most = np.argsort(-weights, kind="stable")[:FINE]
     wanted = {tuple(corner): k for k, corner in enumerate(corners[most].tolist())}
@@ -122,8 +119,9 @@ def slide_attention(
     for row in open_dataset(folder / "patches", "test"):
         if (row["x"], row["y"]) in wanted:
             rows[wanted[row["x"], row["y"]]] = row
-    tokens = np.stack(list(encoder(rows)))
-    within = encoder.places(np.asarray(perceiver_attention(*phase2, tokens, np.ones(tokens.shape[:2], bool))))
+    tokens = np.stack(list(encoder.patches(rows)))
+    read = perceiver_attention(*encoder.perceiver, tokens, np.ones(tokens.shape[:2], bool))
+    within = encoder.patches.places(np.asarray(read))
     shares = np.broadcast_to(weights[:, None, None] / within[0].size, (len(weights), *within.shape[1:])).copy()
     shares[most] = weights[most, None, None] * within
     return SlideAttention(corners, shares)

@@ -23,7 +23,7 @@ from data_prep.io import read_manifest
 from data_prep.picture import Picture, Preparation
 from data_prep.schema import QA, QUESTION_TYPES, DataError, check_options, question_id
 from pbs_jax.ask import evidence
-from pbs_jax.data.slide_features import PatchEncoder, load_patch_perceiver, write_slide_features
+from pbs_jax.data.slide_features import SlideEncoder, write_slide_features
 from pbs_jax.decode.answer import Answerer, load_answerer
 from pbs_jax.decode.generate import GREEDY, Prefix
 from pbs_jax.decode.sampling import Sampling
@@ -86,15 +86,10 @@ class Models:
         return self.alignment if self.slide is not None and self.slide.features["kind"] == "phase2" else None
 
     @functools.cached_property
-    def encoder(self) -> PatchEncoder:
+    def encoder(self) -> SlideEncoder:
         """Of a slide's patches: loaded and compiled once for all slides."""
         assert self.backbone is not None
-        return PatchEncoder(self.backbone)
-
-    @functools.cached_property
-    def patch_perceiver(self) -> tuple[Any, Any] | None:
-        """Of `phase2`."""
-        return load_patch_perceiver(self.phase2, self.encoder.size) if self.phase2 else None
+        return SlideEncoder(self.backbone, self.phase2)
 
     @property
     def served(self) -> str:
@@ -201,8 +196,8 @@ def ready(picture: Picture, models: Models) -> Ready:
 
 
 def _bag(picture: Picture, models: Models) -> Any:
-    assert models.slide is not None and models.backbone is not None and picture.folder is not None
-    write_slide_features(picture.folder, models.backbone, models.phase2, picture.folder)
+    assert models.slide is not None and picture.folder is not None
+    write_slide_features(picture.folder, models.encoder, picture.folder)
     bags = models.slide.open_bags(picture.folder, "test")
     return bags[bags.ids[0]]
 
@@ -287,4 +282,4 @@ def slide_attention(ready: Ready) -> evidence.SlideAttention:
     """Of a slide model over the patches of a slide and within them."""
     models, folder = ready.models, ready.picture.folder
     assert models is not None and models.slide is not None and folder is not None
-    return evidence.slide_attention(models.slide, ready.bag, folder, models.encoder, models.patch_perceiver)
+    return evidence.slide_attention(models.slide, ready.bag, folder, models.encoder)

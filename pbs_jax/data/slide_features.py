@@ -34,7 +34,7 @@ from data_prep.schema import DataError, stable_hash
 from pbs_jax.data.augment import normalise
 from pbs_jax.data.examples import FeatureTable, decode_image
 from pbs_jax.models.perceiver import PerceiverResampler
-from pbs_jax.models.sizes import Size, backbone_shape, get_size, told_queries, with_queries
+from pbs_jax.models.sizes import backbone_shape, get_size, told_queries, with_queries
 from pbs_jax.models.vit import ViT
 from pbs_jax.sharding.mesh import batch_sharding, make_mesh
 from pbs_jax.train import handover
@@ -121,11 +121,42 @@ class PatchEncoder:
         return tokens.reshape(batch, -1, tokens.shape[-1]).astype(jnp.bfloat16)
 
 
-def load_patch_perceiver(alignment: Path, size: Size) -> tuple[Any, Any]:
-    """(definition, parameters) of the Perceiver of a finished phase 2."""
-    size = with_queries(size, told_queries(handover.read(alignment, ("cell_patch_alignment",))["facts"]))
-    graph = definition(lambda rngs: PerceiverResampler(size.patch_perceiver, rngs=rngs))
-    return graph, handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
+class SlideEncoder:
+    """A patch's backbone tokens as one row: phase 2's latents averaged (paper 3.4.3), or without it the tokens themselves.
+
+    alignment: workdir of a finished phase 2. `patches` encodes, `perceiver` is phase 2's (definition, parameters), `config`
+    what decides the rows of `dim` numbers. Raises DataError when phase 2 was trained on another backbone.
+    """
+
+    def __init__(self, backbone: Path, alignment: Path | None = None) -> None:
+        self.patches = PatchEncoder(backbone)
+        self.config = self.patches.config | {"kind": "backbone", "phase2_sha256": ""}
+        self.dim = self.patches.size.vit.dim
+        self.perceiver: tuple[Any, Any] | None = None
+        if alignment is not None:
+            facts = handover.read(alignment, ("cell_patch_alignment",))["facts"]
+            if facts["backbone_sha256"] != self.config["backbone_sha256"]:
+                raise DataError(f"{alignment} was trained on another backbone than {backbone}")
+            shape = with_queries(self.patches.size, told_queries(facts)).patch_perceiver
+            params = handover.load(alignment, ["patch_perceiver"])["patch_perceiver"]
+            self.perceiver = definition(lambda rngs: PerceiverResampler(shape, rngs=rngs)), params
+            self.config |= {"kind": "phase2", "phase2_sha256": tree_sha256(params)}
+            self.dim = shape.dim
+        self._pool = jax.jit(self._pooled)
+
+    def pool(self, tokens: Iterable[np.ndarray]) -> np.ndarray:
+        """Tokens bfloat16[T, D] of each patch -> bfloat16[P, dim]; the values do not depend on how many patches there are."""
+        rows = []
+        for part in itertools.batched(tokens, PATCHES_AT_ONCE):  # one compiled shape for all slides
+            stacked = np.pad(np.stack(part), ((0, PATCHES_AT_ONCE - len(part)), (0, 0), (0, 0)))
+            rows.append(np.asarray(self._pool(self.perceiver and self.perceiver[1], stacked))[: len(part)])
+        return np.concatenate(rows)
+
+    def _pooled(self, params: Any, tokens: jax.Array) -> jax.Array:
+        tokens = tokens.astype(jnp.float32)
+        if self.perceiver is not None:
+            tokens = nnx.merge(self.perceiver[0], params)(tokens)
+        return tokens.mean(1).astype(jnp.bfloat16)
 
 
 def write_patch_features(root: Path, backbone: Path, out: Path) -> str:
@@ -153,28 +184,13 @@ def token_records(encoder: PatchEncoder, id_feature: str) -> tuple[Features, Rec
     return {id_feature: TEXT, "split": TEXT, "tokens": tokens}, records
 
 
-def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out: Path) -> str:
+def write_slide_features(root: Path, encoder: SlideEncoder, out: Path) -> str:
     """out/slide_features: per slide of root/patches tokens bfloat16[P, D], coords int32[P, 2] (left, top), qc float32[P].
 
-    alignment: workdir of a finished phase 2; None gives the raw backbone's token means. Raises DataError when phase 2
-    was trained on another backbone. Returns the content id; a finished dataset of the same inputs is kept.
+    Returns the content id; a finished dataset of the same inputs is kept.
     """
-    encoder = PatchEncoder(backbone)
-    width = encoder.size.vit.dim
-    config = encoder.config | {"kind": "backbone", "phase2_sha256": ""}
-    pool = jax.jit(lambda tokens: tokens.astype(jnp.float32).mean(1).astype(jnp.bfloat16))
-    if alignment is not None:
-        facts = handover.read(alignment, ("cell_patch_alignment",))["facts"]
-        if facts["backbone_sha256"] != config["backbone_sha256"]:
-            raise DataError(f"{alignment} was trained on another backbone than {backbone}")
-        graph, perceiver = load_patch_perceiver(alignment, encoder.size)
-        config |= {"kind": "phase2", "phase2_sha256": tree_sha256(perceiver)}
-        width = encoder.size.patch_perceiver.dim
-        pool = jax.jit(
-            lambda tokens: nnx.merge(graph, perceiver)(tokens.astype(jnp.float32)).mean(1).astype(jnp.bfloat16)
-        )
     inputs = {"patches": read_manifest(root / "patches")["content_id"]}
-    stored = _stored([root, out], encoder.config, inputs["patches"])
+    stored = _stored([root, out], encoder.patches.config, inputs["patches"])
 
     def records(split: str, slide_id: str, rows: Rows) -> Iterator[dict[str, Any]]:
         coords: list[tuple[int, int]] = []
@@ -182,29 +198,22 @@ def write_slide_features(root: Path, backbone: Path, alignment: Path | None, out
 
         def tokens() -> Iterator[np.ndarray]:
             here, ahead = itertools.tee(rows)
-            missing = encoder(row for row in ahead if row["patch_id"] not in stored)
+            missing = encoder.patches(row for row in ahead if row["patch_id"] not in stored)
             for row in here:
                 coords.append((row["x"], row["y"]))
                 qc.append(row["qc_score"])
                 yield stored[row["patch_id"]] if row["patch_id"] in stored else next(missing)
 
-        pooled = np.concatenate([_padded(pool, part) for part in itertools.batched(tokens(), PATCHES_AT_ONCE)])
         yield {
             "slide_id": slide_id,
             "split": split,
-            "tokens": pooled,
+            "tokens": encoder.pool(tokens()),
             "coords": np.array(coords, np.int32),
             "qc": np.array(qc, np.float32),
         }
 
-    features = SLIDE_FEATURES | {"tokens": array("bfloat16", -1, width)}
-    return write_in_units(root / "patches", out, "slide_features", features, records, config, inputs)
-
-
-def _padded(pool: Callable[[np.ndarray], jax.Array], part: Sequence[np.ndarray]) -> np.ndarray:
-    """One compiled shape for all slides: the values do not depend on how many patches a slide has."""
-    tokens = np.stack(part)
-    return np.asarray(pool(np.pad(tokens, ((0, PATCHES_AT_ONCE - len(part)), (0, 0), (0, 0)))))[: len(part)]
+    features = SLIDE_FEATURES | {"tokens": array("bfloat16", -1, encoder.dim)}
+    return write_in_units(root / "patches", out, "slide_features", features, records, encoder.config, inputs)
 
 
 def _stored(

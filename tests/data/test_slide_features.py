@@ -15,6 +15,7 @@ import pytest
 from data_prep.io import open_dataset, write_dataset
 from data_prep.slide_datasets import PATCH_FEATURES, Patch, patch_record
 from pbs_jax.data import slide_features
+from pbs_jax.data.slide_features import SlideEncoder, write_slide_features
 
 BATCH = 4
 
@@ -56,15 +57,16 @@ def test_it_is_told_patch_by_patch_and_patches_are_read_as_they_are_needed(
             ahead[0] += 1
             yield item
 
-    def pooled(pool: Any, part: Any) -> np.ndarray:
-        most[0], ahead[0] = max(most[0], ahead[0] - len(part)), 0
-        return np.stack(part).mean(1)
+    def pooled(params: Any, tokens: Any) -> np.ndarray:
+        most[0], ahead[0] = max(most[0], ahead[0] - len(tokens)), 0
+        return tokens.mean(1)
 
     monkeypatch.setattr(slide_features, "PatchEncoder", Encoder)
     monkeypatch.setattr(slide_features, "PATCHES_AT_ONCE", BATCH)
     monkeypatch.setattr(slide_features, "progress", progress)
-    monkeypatch.setattr(slide_features, "_padded", pooled)
-    slide_features.write_slide_features(patches, patches, None, patches)
+    encoder = SlideEncoder(patches)
+    monkeypatch.setattr(encoder, "_pool", pooled)
+    write_slide_features(patches, encoder, patches)
     assert told == [(15, "slide_features test, patches")]
     assert most[0] < BATCH
     records = {record["slide_id"]: record for record in open_dataset(patches / "slide_features", "test")}
@@ -76,10 +78,11 @@ def test_it_is_told_patch_by_patch_and_patches_are_read_as_they_are_needed(
 
 def test_stored_tokens_and_a_killed_run_change_nothing(patches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slide_features, "PatchEncoder", Encoder)
-    whole = slide_features.write_slide_features(patches, patches, None, patches / "whole")
+    encoder = SlideEncoder(patches)
+    whole = write_slide_features(patches, encoder, patches / "whole")
     stored = {f"S10:{x:02d}_0": np.full((3, 2), x, ml_dtypes.bfloat16) for x in (0, 3, 4, 9)}
     monkeypatch.setattr(slide_features, "_stored", lambda *more: stored)
-    assert slide_features.write_slide_features(patches, patches, None, patches / "stored") == whole
+    assert write_slide_features(patches, encoder, patches / "stored") == whole
     real, slides = slide_features.write_unit, [0]
 
     def second_fails(*more: Any) -> Any:
@@ -90,5 +93,5 @@ def test_stored_tokens_and_a_killed_run_change_nothing(patches: Path, monkeypatc
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(slide_features, "write_unit", second_fails)
-        slide_features.write_slide_features(patches, patches, None, patches / "killed")
-    assert slide_features.write_slide_features(patches, patches, None, patches / "killed") == whole
+        write_slide_features(patches, encoder, patches / "killed")
+    assert write_slide_features(patches, encoder, patches / "killed") == whole

@@ -263,3 +263,17 @@ def test_atomic_write_is_all_or_nothing(tmp_path: Path):
         files.atomic_write(path, 3)  # type: ignore[arg-type]
     assert path.read_text() == "one"
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "compressed"),
+    [
+        (array("bfloat16", 64, 64), np.zeros((64, 64), ml_dtypes.bfloat16), False),
+        (array("int32", 64, 32), np.zeros((64, 32), np.int32), True),
+    ],
+)
+def test_tokens_are_stored_as_they_are_read(tmp_path: Path, spec, value: np.ndarray, compressed: bool):
+    rows = [{"id": f"{k:02d}", "split": "train", "x": value} for k in range(32)]
+    io.write_dataset(tmp_path, "d", {"id": TEXT, "split": TEXT, "x": spec}, rows, id_feature="id", config={}, inputs={})
+    stored = sum(shard["bytes"] for shard in io.read_manifest(tmp_path / "d")["shards"])
+    assert (stored < 32 * value.nbytes) == compressed

@@ -14,6 +14,7 @@ from data_prep.schema import DataError
 from pbs_jax.data import slide_features
 from pbs_jax.data.examples import FeatureTable
 from pbs_jax.data.slide_examples import CellPatches
+from pbs_jax.data.slide_features import SlideEncoder, write_slide_features
 from pbs_jax.train import handover, loop, phase2_cell_patch_alignment
 from pbs_jax.train.state import tree_sha256
 from tests.slides import write_slides
@@ -117,15 +118,15 @@ def test_patch_features_are_of_patches_with_cells(features: Path):
 def test_slide_features_hold_every_patch_and_a_killed_run_goes_on(
     aligned: Path, features: Path, phases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    backbone = phases["backbone"]
-    whole = slide_features.write_slide_features(features, backbone, aligned, tmp_path / "a")
+    encoder = SlideEncoder(phases["backbone"], aligned)
+    whole = write_slide_features(features, encoder, tmp_path / "a")
     record = open_dataset(tmp_path / "a" / "slide_features", "train")[0]
     assert record["coords"].tolist() == [[0, 0], [1024, 0], [512, 0]]  # in the order of patch ids
     assert record["tokens"].shape == (3, 192)
 
     with killed_at_the_third_unit(monkeypatch):
-        slide_features.write_slide_features(features, backbone, aligned, tmp_path / "b")
-    assert slide_features.write_slide_features(features, backbone, aligned, tmp_path / "b") == whole
+        write_slide_features(features, encoder, tmp_path / "b")
+    assert write_slide_features(features, encoder, tmp_path / "b") == whole
     manifests = [(tmp_path / name / "slide_features" / "1.0.0" / "manifest.json").read_bytes() for name in "ab"]
     assert manifests[0] == manifests[1]
 
@@ -135,12 +136,12 @@ def test_features_do_not_depend_on_what_was_stored(
     aligned: Path, features: Path, phases: dict[str, Path], tmp_path: Path
 ):
     """Backbone tokens from patch_features, or computed again from the pixels: the same bytes."""
-    with_stored = slide_features.write_slide_features(features, phases["backbone"], aligned, tmp_path / "stored")
+    with_stored = write_slide_features(features, SlideEncoder(phases["backbone"], aligned), tmp_path / "stored")
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "patches").symlink_to(features / "patches")
-    assert slide_features.write_slide_features(bare, phases["backbone"], aligned, tmp_path / "fresh") == with_stored
-    raw = slide_features.write_slide_features(features, phases["backbone"], None, tmp_path / "raw")
+    assert write_slide_features(bare, SlideEncoder(phases["backbone"], aligned), tmp_path / "fresh") == with_stored
+    raw = write_slide_features(features, SlideEncoder(phases["backbone"]), tmp_path / "raw")
     assert raw != with_stored
     patch = FeatureTable(features, ("train",), "patch_features")
     record = open_dataset(tmp_path / "raw" / "slide_features", "train")[0]

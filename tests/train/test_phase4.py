@@ -15,9 +15,9 @@ from data_prep.tokens import load_tokenizer
 from pbs_jax.bench import run as bench
 from pbs_jax.bench.records import load_predictions
 from pbs_jax.config import load, total_steps
-from pbs_jax.data import slide_features
 from pbs_jax.data.examples import QuestionBins
 from pbs_jax.data.slide_examples import CaptionedSlides, Joined
+from pbs_jax.data.slide_features import SlideEncoder, write_slide_features
 from pbs_jax.decode.slide_answer import load_slide_answerer
 from pbs_jax.models.sizes import get_size
 from pbs_jax.train import handover, loop, phase4_slide_qa
@@ -64,7 +64,7 @@ def test_phase_0b_reads_slides_beside_cells(drawn: Path, slides: Path):  # noqa:
 
 @pytest.fixture(scope="module")
 def store(aligned: Path, features: Path, phases: dict[str, Path]) -> Path:  # noqa: F811
-    slide_features.write_slide_features(features, phases["backbone"], aligned, features)
+    write_slide_features(features, SlideEncoder(phases["backbone"], aligned), features)
     return features
 
 
@@ -118,6 +118,6 @@ def test_padding_does_not_change_what_is_seen(workdir: Path, store: Path):
 
 @pytest.mark.slow
 def test_features_of_other_weights_are_refused(workdir: Path, store: Path, phases: dict[str, Path], tmp_path: Path):
-    slide_features.write_slide_features(store, phases["backbone"], None, tmp_path)
+    write_slide_features(store, SlideEncoder(phases["backbone"]), tmp_path)
     with pytest.raises(DataError, match="has kind backbone, the model learnt from phase2"):
         bench.run(f"pbs:{workdir}", store, tmp_path / "out", features=tmp_path)
