@@ -61,7 +61,9 @@ def classical(half: Halved, red_cells: int, mpp: float) -> Quality:
         "nuclear stain": float(half.nuclear.mean()),
     }
     scores = {name: float(np.clip((measured[name] - bad) / (good - bad), 0, 1)) for name, (bad, good) in PARTS.items()}
-    worst = min(PARTS, key=lambda name: scores[name])
+    # Darkness hides the other parts; and where nothing has an edge, the focus is unknown and another part says why.
+    ranked = scores if measured["focus"] else scores | {"focus": 1.0}
+    worst = "light" if scores["light"] < THRESHOLD else min(("focus", *PARTS), key=lambda name: ranked[name])
     if worst == "red cells" and measured["background"] < CROWDED:
         worst = "background"  # red cells on top of each other cannot be told apart
     blank = measured["background"] > 0.97 and measured["nuclear stain"] < 0.01

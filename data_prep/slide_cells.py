@@ -26,8 +26,11 @@ NUCLEUS_AREA_UM2 = (14.0, 450.0)  # below are platelets, above are clumps and sm
 CELL_SIDE_UM = (6.5, 40.0)
 LOBE_GAP_UM = 2.5  # stained parts nearer than this are one candidate
 RED_DIAMETER_UM = 7.5
+FEW_PIXELS = 200  # say nothing of a slide
 COLOURLESS = 6.0  # grey levels between the channels of a dark pixel; stained ones have 30 and more
 CONTRAST_BOUNDS = (0.30, 0.58)  # of the threshold on nuclear contrast
+UNSCANNED = (1, 254)  # grey levels up to and from which a channel is what readers put where nothing was scanned
+UNSCANNED_PX = 64  # side of a square of nothing else: more than the glass between cells
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def halo(mpp: float) -> int:
 
 def colourless(samples: Sequence[np.ndarray]) -> bool:
     """Whether the dark pixels of pictures uint8[h, w, 3], which stain would have coloured, are grey."""
-    pixels = np.concatenate([sample[::4, ::4].reshape(-1, 3) for sample in samples])
+    pixels = _scanned(samples, 4)
     green = pixels[:, 1]
     if green.min() == green.max():
         return False  # blank, which is another verdict
@@ -94,21 +97,39 @@ def colourless(samples: Sequence[np.ndarray]) -> bool:
 
 
 def measure_stain(samples: Sequence[np.ndarray]) -> Stain:
-    """Stain statistics over pictures uint8[h, w, 3] from all over a slide (blank ones do no harm)."""
-    pixels = np.concatenate([sample[::2, ::2].reshape(-1, 3) for sample in samples]).astype(np.float32)
+    """Stain statistics over pictures uint8[h, w, 3] from all over a slide (blank and unscanned ones do no harm)."""
+    pixels = _scanned(samples, 2).astype(np.float32)
     green = pixels[:, 1]
     bright = green >= (threshold_otsu(green) if green.min() < green.max() else 0)
     background = np.median(pixels[bright], axis=0)
     density = np.log((background + 1) / (np.minimum(pixels, background) + 1))
     total = density.sum(1)
     stained = total > 0.2
-    if stained.sum() < 200:
+    if stained.sum() < FEW_PIXELS:
         return Stain(_rgb(background), CONTRAST_BOUNDS[0], 0.15)
     contrast = _contrast(*density[stained].T)
     middle = float(np.median(contrast))
     spread = 1.4826 * float(np.median(np.abs(contrast - middle)))
     nuclear = float(np.clip(middle + 4 * spread + 0.05, *CONTRAST_BOUNDS))
     return Stain(_rgb(background), nuclear, float(np.clip(0.3 * np.median(total[stained]), 0.1, 0.3)))
+
+
+def _scanned(samples: Sequence[np.ndarray], step: int) -> np.ndarray:
+    """uint8[n, 3], every `step`-th pixel, without the white or black that stands where nothing was scanned: the white would
+    pass for the glass, and the glass for stain. All pixels where nearly nothing else is there."""
+    thinned = [sample[::step, ::step] for sample in samples]
+    pixels = np.concatenate([sample.reshape(-1, 3) for sample in thinned])
+    left = pixels[~np.concatenate([_unscanned(sample, UNSCANNED_PX // step + 1).ravel() for sample in thinned])]
+    return left if len(left) >= FEW_PIXELS else pixels
+
+
+def _unscanned(rgb: np.ndarray, side: int) -> np.ndarray:
+    """bool[h, w]: squares of `side` pixels, an odd number, that are all white or all black."""
+    low, high = UNSCANNED
+    filled = ((rgb >= high) | (rgb <= low)).all(-1)
+    if not filled.any():
+        return filled
+    return ndimage.maximum_filter(ndimage.minimum_filter(filled, side), side)
 
 
 def _rgb(colour: np.ndarray) -> tuple[float, float, float]:

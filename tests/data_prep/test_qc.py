@@ -44,6 +44,12 @@ def test_real_fields_are_kept_and_blurred_or_dark_ones_not(tile: np.ndarray) -> 
     assert dark.score < qc.THRESHOLD and dark.reason == "dark"
 
 
+def test_a_dark_tile_of_a_lit_slide_is_dark(tile: np.ndarray) -> None:
+    stain = slide_cells.measure_stain([tile])
+    found = quality((tile * 0.2).astype(np.uint8), stain)
+    assert found.score < qc.THRESHOLD and found.reason == "dark"
+
+
 def test_a_blank_tile_has_a_finite_score_and_its_reason() -> None:
     for level in (255, 240, 0):
         found = quality(np.full((512, 512, 3), level, np.uint8))
@@ -60,3 +66,11 @@ def test_tissue_is_rejected(shared: Path) -> None:
     stain = slide_cells.measure_stain(tiles)
     kept = [found for tile in tiles if (found := quality(tile, stain)).score >= qc.THRESHOLD]
     assert len(kept) <= 1  # of 12, even when the 20x scan is called 40x: the slide's verdict takes care of it
+
+
+def test_a_tile_without_glass_is_crowded(tile: np.ndarray) -> None:
+    """Nothing has an edge there, so nothing is known of its focus."""
+    stain = slide_cells.measure_stain([tile])
+    red = np.median(tile[slide_cells.halve(tile, stain).total.repeat(2, 0).repeat(2, 1) > stain.cell], axis=0)
+    found = quality(np.broadcast_to(red.astype(np.uint8), tile.shape).copy(), stain)
+    assert found.score == 0 and found.parts["focus"] == 0 and found.reason == "crowded"

@@ -59,6 +59,27 @@ def test_every_cell_is_found_once_and_another_grid_finds_the_same(smear: tuple[n
     assert {tile_edges(box) for box in shifted} == {tile_edges(box) for box in inside}  # to the pixel
 
 
+@pytest.mark.parametrize("fill", [255, 0])
+@pytest.mark.parametrize("share", [1, 3, 20])
+def test_what_was_not_scanned_says_nothing_of_the_stain(
+    smear: tuple[np.ndarray, list[PlacedCell]], fill: int, share: int
+) -> None:
+    """Beside a smear's samples, in one of them, and `share` times as much."""
+    picture, _ = smear
+    empty = [np.full_like(picture, fill)] * share
+    half = np.pad(picture, ((0, 0), (0, 1000), (0, 0)), constant_values=fill)
+    known = slide_cells.measure_stain([picture])
+    assert slide_cells.measure_stain([half, *empty]) == known
+    assert not slide_cells.colourless([half, *empty])
+
+
+def test_glass_that_saturates_the_sensor_is_glass(smear: tuple[np.ndarray, list[PlacedCell]]) -> None:
+    picture, cells = smear
+    over = np.minimum(picture.astype(int) + 45, 255).astype(np.uint8)
+    assert np.median(over[picture[..., 1] > 215]) == 255
+    assert len(found_in(over, 0)) == len(cells)
+
+
 def test_a_tile_without_cells_has_none() -> None:
     rng = np.random.default_rng(0)
     picture, _, _ = draw_smear(512, 512, [], rng)
