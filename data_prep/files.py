@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,27 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def alone(out: Path, *, shared: bool = False) -> Iterator[None]:
+    """Keeps other processes that call this from writing the datasets in OUT, and clears what killed ones left half-written.
+
+    shared: several may hold it so at a time (`--shard`), and nothing is cleared. Raises DataError when another holds it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another run is writing {out}: wait for it, or give another --out") from error
+        except OSError as error:  # network file systems may know no locks
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        if not shared:
+            for left in (*out.glob("*/.*.tmp"), *out.glob("*/.unit.*")):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
 
 
 def json_lines(path: Path, *, torn_tail: bool = False) -> list[tuple[int, dict[str, Any]]]:

@@ -9,6 +9,7 @@ of workers nor their speed shows in the bytes.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -84,27 +85,33 @@ def write_unit(path: Path, features: Features, records: Iterable[Mapping[str, An
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     serialize = serializer(features)
     keys = []
-    writer = _writer(temporary, features)
-    try:
+    with _writer(temporary, features) as write:
         for record in records:
             fields = {key: value for key, value in record.items() if key in features or key != "split"}
             try:
-                writer.write(serialize(fields))
+                write(serialize(fields))
                 keys.append((record["split"], record[id_feature]))
             except (DataError, KeyError) as error:
                 raise DataError(f"record {record.get(id_feature)}: {error}") from error
-    finally:
-        writer.close()
     if keys and _count(temporary) != len(keys):
         raise DataError(f"{path} holds {_count(temporary)} of the {len(keys)} records written; check the free space")
     temporary.replace(path)
     return Unit(path, tuple(keys))
 
 
-def _writer(path: Path, features: Features) -> Any:
-    """Compressed, except tokens: Zstandard takes a fifth off their bytes and four times as long to read them."""
+@contextlib.contextmanager
+def _writer(path: Path, features: Features) -> Iterator[Callable[[bytes], None]]:
+    """Adds serialised records to a new file. Compressed, except tokens: Zstandard takes a fifth off their bytes and four times
+    as long to read them. Raises DataError when the disk does not take them."""
     tokens = any(spec.dtype == "bfloat16" for spec in features.values())
-    return array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS + (",uncompressed" if tokens else ""))
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS + (",uncompressed" if tokens else ""))
+        try:
+            yield writer.write
+        finally:
+            writer.close()
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be written ({error}): check the free space, then run this again") from error
 
 
 def _split_rank(split: str) -> tuple[int, str]:
@@ -248,13 +255,12 @@ def _write_shards(
         for number in range(total):
             path = work / f"{name}-{split}.array_record-{number:05d}-of-{total:05d}"
             chunk = of_split[number * per_shard : (number + 1) * per_shard]
-            writer = _writer(path, features)
             stored = 0
-            for _, _, unit, position in chunk:
-                raw = _reader(readers, unit, units[unit].path).read([position])[0]
-                stored += len(raw)
-                writer.write(raw)
-            writer.close()
+            with _writer(path, features) as write:
+                for _, _, unit, position in chunk:
+                    raw = _reader(readers, unit, units[unit].path).read([position])[0]
+                    stored += len(raw)
+                    write(raw)
             if _count(path) != len(chunk):
                 raise DataError(f"{path.name} holds {_count(path)} of {len(chunk)} records; check the free space")
             facts = {"records": len(chunk), "bytes": path.stat().st_size, "sha256": sha256_file(path)}

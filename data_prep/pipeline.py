@@ -21,7 +21,7 @@ from data_prep import crops, derived, io, qa, split, tokens
 from data_prep.caption import cell_caption
 from data_prep.datasets import CELL_FEATURES, record_cell
 from data_prep.executors import Quarantined, run_units, take_shard
-from data_prep.files import atomic_write, canonical_json, sha256_file
+from data_prep.files import alone, atomic_write, canonical_json, sha256_file
 from data_prep.progress import progress
 from data_prep.records import parser
 from data_prep.schema import QUESTION_TYPES, SCHEMA_VERSION, SPLITS, Cell, DataError, stable_hash
@@ -76,15 +76,21 @@ def run(job: CellJob, say: Callable[[str], None] = print) -> Outcome:
     for name in ("workers", "bin_length", "limit"):
         if (value := getattr(job, name)) is not None and value < 1:
             raise DataError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
+    with alone(job.out, shared=bool(job.shard)):
+        return _run(job, say)
+
+
+def _run(job: CellJob, say: Callable[[str], None]) -> Outcome:
     _refuse_other_source(job)
     found = list_source(job)
     inputs = _inputs(job, found)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
+    work = job.out / ".units" / key[:16]
     if (done := finished(job.out, key)) is not None:
+        shutil.rmtree(work.parent, ignore_errors=True)  # of a run that was killed at its end
         return done
     for note in found.notes:
         say(f"note: {note}")
-    work = job.out / ".units" / key[:16]
     reports, crop_rejects = _crop(job, found, work)
     if job.shard:
         return Outcome(

@@ -126,7 +126,7 @@ def _scanned(samples: Sequence[np.ndarray], step: int) -> np.ndarray:
 def _unscanned(rgb: np.ndarray, side: int) -> np.ndarray:
     """bool[h, w]: squares of `side` pixels, an odd number, that are all white or all black."""
     low, high = UNSCANNED
-    filled = ((rgb >= high) | (rgb <= low)).all(-1)
+    filled = np.all((rgb >= high) | (rgb <= low), axis=-1)
     if not filled.any():
         return filled
     return ndimage.maximum_filter(ndimage.minimum_filter(filled, side), side)

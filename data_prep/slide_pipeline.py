@@ -11,18 +11,20 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep import io, qc, qc_haemorasis, slide_cellpose, slide_table, subtype
 from data_prep.executors import Quarantined, run_units, take_shard
-from data_prep.files import atomic_write, canonical_json, sha256_file
+from data_prep.files import alone, atomic_write, canonical_json, sha256_file
 from data_prep.pipeline import Outcome, code_sha256, finished
 from data_prep.progress import progress
 from data_prep.schema import SCHEMA_VERSION, DataError
+from data_prep.slide_readers import files_of
 from data_prep.slide_table import SlideRow
-from data_prep.slide_units import UNDECODABLE, BandUnit, Look, LookUnit, band, look, why_failed
+from data_prep.slide_units import UNDECODABLE, BandUnit, Look, LookUnit, band, is_done, look, why_failed
 from data_prep.slide_write import DATASETS, NO_TILES, Done, SlideJob, write_datasets, write_scores
 from data_prep.sources import Reject
 from data_prep.tiling import Grid
@@ -42,20 +44,33 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
     if job.root is None:
         raise DataError("--source slides needs --root, the folder that holds the slides")
     _check(job)
-    rows = slide_table.load(job.root, job.table, job.seed)
+    with alone(job.out, shared=bool(job.shard)):
+        return _run(job, job.root, say)
+
+
+def _run(job: SlideJob, root: Path, say: Callable[[str], None]) -> Outcome:
+    rows = slide_table.load(root, job.table, job.seed)
     work = job.out / ".units"
     networks = _networks(job)
     if job.shard:
         rows = list(take_shard(rows, job.shard))  # hashes, opens and does these only
-        part = _process(job, job.root, rows, _hashes(job.root, rows), networks, work)[0]
+        part = _process(job, root, dict(zip(rows, _hashes(root, rows), strict=True)), networks, work)[0]
         return Outcome(True, {}, {}, [f"shard {job.shard}: {len(part)} slides done; without --shard the rest follows"])
-    hashes = _hashes(job.root, rows)
+    hashes = _hashes(root, rows)
     inputs = _inputs(job, rows, hashes, networks)
     key = hashlib.sha256(canonical_json([SCHEMA_VERSION, job.config(), inputs, code_sha256()]).encode()).hexdigest()
     if (done := _up_to_date(job.out, key)) is not None:
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed at its end
         return done
     (job.out / "state.json").unlink(missing_ok=True)
-    slides, rejects = _process(job, job.root, rows, hashes, networks, work)
+    copies = _copies(rows, hashes)
+    once = {row: digest for row, digest in zip(rows, hashes, strict=True) if row.slide_id not in copies}
+    slides, rejects, pace = _process(job, root, once, networks, work)
+    rejects += copies.values()
+    for slide in slides:
+        if slide.look.facts["odd"]:
+            say(f"note: {slide.look.row.path}: {slide.look.facts['odd']}")
+    atomic_write(job.out / "run.json", canonical_json(pace))  # no part of the result: two runs differ in it
     write_scores(job.out, slides)
     slides, refused = _judge(slides)
     failures = [
@@ -94,12 +109,20 @@ def _hashes(root: Path, rows: Sequence[SlideRow]) -> list[str]:
     """sha256 of each slide's files."""
     hashes = []
     for row in progress(rows, len(rows), "hashing slides"):
-        file = root / row.path
-        parts = [file]
-        if file.suffix.casefold() == ".mrxs":
-            parts += sorted(path for path in file.with_suffix("").rglob("*") if path.is_file())
-        hashes.append(" ".join(map(sha256_file, parts)))
+        hashes.append(" ".join(map(sha256_file, files_of(root / row.path))))
     return hashes
+
+
+def _copies(rows: Sequence[SlideRow], hashes: Sequence[str]) -> dict[str, Reject]:
+    """Slides whose files are those of another one, by id: they would count its cells twice, or stand in two splits."""
+    first: dict[str, SlideRow] = {}
+    found = {}
+    for row, digest in zip(rows, hashes, strict=True):
+        same = first.setdefault(digest, row)
+        if same is not row:
+            detail = f"{row.path} and {same.path} (slide {same.slide_id}) are the same: leave one out of the table"
+            found[row.slide_id] = Reject(row.slide_id, "copy of another slide", detail)
+    return found
 
 
 def _networks(job: SlideJob) -> dict[str, str]:
@@ -128,12 +151,13 @@ def _up_to_date(out: Path, key: str) -> Outcome | None:
 def _process(
     job: SlideJob,
     root: Path,
-    rows: Sequence[SlideRow],
-    hashes: Sequence[str],
+    hashes: Mapping[SlideRow, str],
     networks: Mapping[str, str],
     work: Path,
-) -> tuple[list[Done], list[Reject]]:
-    """All slides through all their bands, in the order of the rows whatever the workers' order."""
+) -> tuple[list[Done], list[Reject], dict[str, float]]:
+    """All slides through all their bands, in the order of the rows whatever the workers' order; and how fast it went:
+    seconds, the tiles done in them, the bands, and those that an interrupted run had left."""
+    started, tiles, rows = time.monotonic(), 0, list(hashes)
     looks: dict[int, Look] = {}
     rejects: list[Reject] = []
     units = [LookUnit(root, row, job.qc_source) for row in rows]
@@ -145,7 +169,7 @@ def _process(
     slides = [Done(looks[n], Grid(*looks[n].size, job.grid_offset), {}) for n in sorted(looks)]
     bands = [(slide, number) for slide in slides for number in range(slide.grid.bands)]
     code = code_sha256() + "".join(networks.values())
-    keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in zip(rows, hashes, strict=True)}
+    keys = {row.slide_id: _unit_key(job, row, digest, code) for row, digest in hashes.items()}
     jobs = [
         BandUnit(
             root,
@@ -159,6 +183,7 @@ def _process(
         )
         for slide, number in bands
     ]
+    left = {number for number, unit in enumerate(jobs) if is_done(unit)}
     dead: dict[str, Reject] = {}
     for number, report in progress(run_units(band, jobs, job.workers, job.beam), len(jobs), "tiles, bands"):
         slide = bands[number][0]
@@ -166,7 +191,10 @@ def _process(
             dead[slide.look.row.slide_id] = _died(slide.look.row, report)
         else:
             slide.reports[bands[number][1]] = report
-    return [slide for slide in slides if slide.look.row.slide_id not in dead], [*rejects, *dead.values()]
+            tiles += 0 if number in left else len(report.tiles) + len(report.failures)
+    pace = {"bands": len(jobs), "bands_done_before": len(left), "tiles": tiles, "workers": job.workers}
+    alive = [slide for slide in slides if slide.look.row.slide_id not in dead]
+    return alive, [*rejects, *dead.values()], pace | {"seconds": time.monotonic() - started}
 
 
 def _unit_key(job: SlideJob, row: SlideRow, digest: str, code: str) -> str:

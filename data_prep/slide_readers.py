@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,6 +82,27 @@ def open_pixels(path: Path) -> Pixels:
         except (*DECODE_ERRORS, ImportError, LookupError, Image.DecompressionBombError) as error:
             refused += f"{'; ' if refused else ''}{reader.__name__}: {error}"
     raise DataError(f"slide {path} does not open ({refused}): copy it again, or convert it to a tiled TIFF")
+
+
+@functools.cache
+def dicom_series(path: Path) -> str:
+    """The series that a DICOM file is an instance of: all of them are one slide. "" for other files."""
+    if path.suffix.casefold() != ".dcm":
+        return ""
+    try:
+        with openslide.OpenSlide(path) as slide:
+            return str(slide.properties.get("dicom.SeriesInstanceUID", ""))
+    except openslide.OpenSlideError:
+        return ""
+
+
+def files_of(path: Path) -> list[Path]:
+    """All files of a slide, in order: those of an MRXS slide's folder, those of a DICOM series beside each other."""
+    if path.suffix.casefold() == ".mrxs":
+        return [path, *sorted(part for part in path.with_suffix("").rglob("*") if part.is_file())]
+    if series := dicom_series(path):
+        return sorted(other for other in path.parent.iterdir() if dicom_series(other) == series)
+    return [path]
 
 
 def reads_regions(path: Path) -> bool:
@@ -214,6 +235,8 @@ class TiffPixels:
         self.properties: Mapping[str, str] = {"openslide.vendor": "tiff", "tiff.ResolutionUnit": unit}
         if (resolution := _tag(page, "XResolution")) and resolution[1]:
             self.properties |= {"tiff.XResolution": str(resolution[0] / resolution[1])}
+        if self._file.is_ome:
+            self.properties |= {"tiff.ImageDescription": self._file.ome_metadata or ""}
         self.is_jpeg = page.compression == JPEG and channels == 3 and page.is_tiled
         profile = _tag(page, "InterColorProfile")
         self.icc = bytes(profile) if profile else b""
@@ -276,6 +299,16 @@ class TiffPixels:
         self._file.close()
 
 
+@contextlib.contextmanager
+def _pillows_limit_off() -> Iterator[None]:
+    """PICTURE_PIXELS is the limit here; Pillow's is less than half of it."""
+    kept, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = kept
+
+
 def _tag(page: Any, name: str) -> Any:
     tag = page.tags.get(name)
     return tag.value if tag else None
@@ -287,7 +320,7 @@ class PicturePixels:
     name = "pillow"
 
     def __init__(self, path: Path) -> None:
-        with Image.open(path) as image:
+        with _pillows_limit_off(), Image.open(path) as image:
             if image.width * image.height > PICTURE_PIXELS:
                 raise DataError(f"a plain picture of {image.width}x{image.height} px is too large; use a tiled TIFF")
             self.icc = image.info.get("icc_profile") or b""
@@ -309,15 +342,15 @@ class PicturePixels:
 
 def reader_difference(path: Path, side: int = 256) -> float | None:
     """Largest mean absolute difference, in grey levels, of three places read by OpenSlide and by tifffile; None where
-    only one of them reads the file. Readers have failed by wrong colours or zeros without any error."""
-    try:
-        readers = (OpenSlidePixels(path), TiffPixels(path))
-    except (*DECODE_ERRORS, ImportError, LookupError):
-        return None
-    worst = _difference(readers[0].read, readers[1].read, readers[0].size, side)
-    for reader in readers:
-        reader.close()
-    return worst
+    only one of them reads the file and these places. Readers have failed by wrong colours or zeros without any error."""
+    with contextlib.ExitStack() as stack:
+        try:
+            one, other = OpenSlidePixels(path), TiffPixels(path)
+            for reader in (one, other):
+                stack.callback(reader.close)
+            return _difference(one.read, other.read, one.size, side)
+        except (*DECODE_ERRORS, ImportError, LookupError):
+            return None
 
 
 def _difference(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from data_prep.schema import SPLITS, DataError
-from data_prep.slide_readers import SLIDE_SUFFIXES
+from data_prep.slide_readers import SLIDE_SUFFIXES, files_of
 from data_prep.sources import composed, is_hidden, relative
 from data_prep.split import by_hash
 
@@ -67,14 +67,14 @@ def split_level(rows: Iterable[SlideRow]) -> str:
 
 
 def _discovered(root: Path) -> list[SlideRow]:
-    """All slide files below the root; the folders that belong to MRXS files are theirs."""
+    """All slides below the root; the folders that belong to MRXS files are theirs, a DICOM series is its first file."""
     files = sorted(path for path in root.rglob("*") if path.suffix.casefold() in SLIDE_SUFFIXES and path.is_file())
     folders = {path.with_suffix("") for path in files if path.suffix.casefold() == ".mrxs"}
     files = [path for path in files if not any(is_hidden(part) for part in (path, *_below(path, root)))]
     return [
         SlideRow(relative(path, root), default_id(relative(path, root)))
         for path in files
-        if not folders.intersection(path.parents)
+        if not folders.intersection(path.parents) and files_of(path)[0] == path
     ]
 
 

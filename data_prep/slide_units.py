@@ -258,6 +258,11 @@ def is_cut(box: Box, size: tuple[int, int]) -> bool:
     return box.left <= 0 or box.top <= 0 or box.right >= size[0] or box.bottom >= size[1]
 
 
+def is_done(unit: BandUnit) -> bool:
+    """Whether an earlier run has left the band's files."""
+    return _file(unit.stem, "json").is_file()
+
+
 def _file(stem: Path, ending: str) -> Path:
     return stem.with_name(f"{stem.name}.{ending}")
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import numpy as np
 from PIL import Image
 
 from data_prep.schema import DataError
-from data_prep.slide_readers import DECODE_ERRORS, on_white, open_pixels
+from data_prep.slide_readers import DECODE_ERRORS, on_white, open_pixels, reader_difference
 
 SCALE_RANGE = (0.05, 5.0)  # um/px of any microscope scanner; 72 dpi, the picture programs' default, is 353
+SAME_PIXELS = 3.0  # grey levels: two JPEG decoders differ by less than 1
 SAME_SCALE = 0.05  # relative difference up to which two statements of the scale agree
+OME_MICROMETRES = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}  # µm is the schema's default
 PER_UNIT_MICROMETRES = {"inch": 25_400.0, "centimeter": 10_000.0}
 
 
@@ -93,7 +96,7 @@ def open_slide(path: Path) -> Iterator[Slide]:
 
 
 def resolve_scale(properties: Mapping[str, str], stated: float, stated_source: str, where: str) -> Scale:
-    """The scale of a slide: the table's, else the vendor's properties, else the TIFF resolution.
+    """The scale of a slide: the table's, else the vendor's properties, else OME's, else the TIFF resolution.
 
     Args:
         stated: the table's mpp, 0 when it has none; it wins, and a disagreement becomes a note.
@@ -119,15 +122,34 @@ def resolve_scale(properties: Mapping[str, str], stated: float, stated_source: s
 
 def _property_scale(properties: Mapping[str, str], where: str) -> Scale | None:
     """What the file states, if plausible."""
-    sides = [_number(properties.get(f"openslide.mpp-{axis}")) for axis in "xy"]
-    if all(sides) and abs(sides[0] / sides[1] - 1) > SAME_SCALE:
-        raise DataError(f"{where}: pixels of {sides[0]:g} x {sides[1]:g} um are not square: resample the slide first")
     unit = PER_UNIT_MICROMETRES.get(properties.get("tiff.ResolutionUnit", ""), 0.0)
     resolution = _number(properties.get("tiff.XResolution"))
-    for mpp, source in ((sides[0], "openslide.mpp-x"), (unit / resolution if resolution else 0.0, "tiff.XResolution")):
-        if SCALE_RANGE[0] <= mpp <= SCALE_RANGE[1]:
-            return Scale(round(mpp, 6), source)
+    stated = {
+        "openslide.mpp-x": [_number(properties.get(f"openslide.mpp-{axis}")) for axis in "xy"],
+        "OME PhysicalSizeX": _ome_sides(properties.get("tiff.ImageDescription", "")),
+        "tiff.XResolution": [unit / resolution if resolution else 0.0],
+    }
+    for source, sides in stated.items():
+        if all(sides) and max(sides) / min(sides) - 1 > SAME_SCALE:
+            raise DataError(
+                f"{where}: pixels of {sides[0]:g} x {sides[1]:g} um are not square: resample the slide first"
+            )
+        if SCALE_RANGE[0] <= sides[0] <= SCALE_RANGE[1]:
+            return Scale(round(sides[0], 6), source)
     return None
+
+
+def _ome_sides(description: str) -> list[float]:
+    """Width and height of a pixel in um by the first image of an OME-XML text; zeros for any other text."""
+    pixels = (
+        re.search(r"<(?:\w+:)?Pixels\b[^>]*>", description) if "<OME" in description or ":OME" in description else None
+    )
+    sides = []
+    for axis in "XY":
+        found = re.search(rf'\bPhysicalSize{axis}="([^"]*)"', pixels.group()) if pixels else None
+        unit = re.search(rf'\bPhysicalSize{axis}Unit="([^"]*)"', pixels.group()) if pixels else None
+        sides.append(_number(found and found.group(1)) * OME_MICROMETRES.get(unit.group(1) if unit else "µm", 0.0))
+    return sides
 
 
 def _number(text: str | None) -> float:
@@ -140,11 +162,15 @@ def _number(text: str | None) -> float:
 
 
 def slide_facts(slide: Slide) -> dict[str, Any]:
-    """What the manifest records of a slide file: reader, vendor, levels, the hash of its colour profile."""
+    """What the manifest records of a slide file: reader, vendor, levels, the hash of its colour profile, and what is odd
+    about its pixels (two readers see different ones)."""
     pixels = slide.pixels
+    difference = reader_difference(slide.path) or 0.0
+    odd = f"OpenSlide and tifffile differ by {difference:.1f} grey levels: look at its colours, or convert it"
     return {
         "reader": pixels.name,
         "vendor": pixels.properties.get("openslide.vendor", ""),
         "levels": pixels.levels,
         "icc_sha256": hashlib.sha256(pixels.icc).hexdigest() if pixels.icc else "",
+        "odd": odd if difference > SAME_PIXELS else "",
     }

@@ -277,3 +277,20 @@ def test_tokens_are_stored_as_they_are_read(tmp_path: Path, spec, value: np.ndar
     io.write_dataset(tmp_path, "d", {"id": TEXT, "split": TEXT, "x": spec}, rows, id_feature="id", config={}, inputs={})
     stored = sum(shard["bytes"] for shard in io.read_manifest(tmp_path / "d")["shards"])
     assert (stored < 32 * value.nbytes) == compressed
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Full:
+        def __init__(self, *options: str) -> None:
+            pass
+
+        def write(self, raw: bytes) -> None:
+            raise RuntimeError("write() failed: No space left on device")
+
+        def close(self) -> None:
+            raise RuntimeError("close() failed: No space left on device")
+
+    monkeypatch.setattr(io.array_record_module, "ArrayRecordWriter", Full)
+    with pytest.raises(DataError, match=r"cannot be written .*No space left.*check the free space"):
+        write(tmp_path, [record(1)])
+    assert not list(tmp_path.rglob("manifest.json"))

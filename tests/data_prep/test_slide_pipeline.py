@@ -21,7 +21,7 @@ import tifffile
 from PIL import Image
 from scipy import ndimage
 
-from data_prep import io, smear
+from data_prep import files, io, smear
 from data_prep.datasets import read_cells
 from data_prep.evaluate import overlap
 from data_prep.pyramid import write_pyramid
@@ -83,7 +83,7 @@ def test_empty_blurred_and_foreign_slides_end_as_rejects(
         blurred = ndimage.gaussian_filter(slide.read(0, 0, 1024, 512), (6, 6, 0))
     Image.fromarray(blurred).save(folder / "blurred.png")
     shutil.copy(shared / "data/slides/aperio_cmu1/CMU-1-Small-Region.svs", folder / "tissue.svs")
-    shutil.copy(shared / "data/slides/aperio_cmu1/CMU-1-Small-Region.svs", folder / "tissue20x.svs")
+    (folder / "tissue20x.svs").write_bytes((folder / "tissue.svs").read_bytes() + b" ")  # a copy would be told as one
     (folder / "cut.svs").write_bytes((folder / "tissue.svs").read_bytes()[:3000])
     (tmp_path / "slides.csv").write_text(
         "path,mpp\nblank.png,0.25\nblurred.png,0.18\ntissue.svs,0.25\ntissue20x.svs,\ncut.svs,0.25\n"
@@ -101,6 +101,43 @@ def test_empty_blurred_and_foreign_slides_end_as_rejects(
     assert rejects["cut"]["reason"] == "does not open"
     assert not any((out / name).exists() for name in ("slides", "patches", "cells"))
     assert NATIVE_SCALE[1] < 0.499
+
+
+def test_a_copy_of_a_slide_is_told_and_left_out(smears: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(smears / "images", tmp_path / "root")
+    shutil.copy(root / "smear-3-0000.tiff", root / "again.tiff")
+    (tmp_path / "t.csv").write_text("path,split\nsmear-3-0000.tiff,train\nagain.tiff,test\n")
+    outcome = run(SlideJob(root=root, table=tmp_path / "t.csv", out=tmp_path / "out"), quiet)
+    assert outcome.rejected == {"copy of another slide": 1}
+    assert [slide.slide_id for slide in read_slides(tmp_path / "out")] == ["again"]
+    reject = json.loads((tmp_path / "out" / "rejects.jsonl").read_text())
+    assert "smear-3-0000.tiff and again.tiff (slide again) are the same" in reject["detail"]
+    pace = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (pace["tiles"], pace["bands"], pace["bands_done_before"]) == (2, 1, 0) and pace["seconds"] > 0
+
+
+def test_what_was_not_scanned_costs_a_slide_nothing(smears: Path, tmp_path: Path) -> None:
+    """White pixels or transparent ones on three quarters of a slide."""
+    (tmp_path / "root").mkdir()
+    smear = np.asarray(_picture(smears))
+    white = np.pad(smear, ((0, 512), (0, 1024), (0, 0)), constant_values=255)
+    Image.fromarray(white).save(tmp_path / "root" / "white.png")
+    clear = np.pad(np.dstack([smear, np.full_like(smear[..., :1], 255)]), ((0, 512), (0, 1024), (0, 0)))
+    Image.fromarray(clear).save(tmp_path / "root" / "clear.png")
+    (tmp_path / "t.csv").write_text("path,mpp\nwhite.png,0.18\nclear.png,0.18\n")
+    assert not run(SlideJob(root=tmp_path / "root", table=tmp_path / "t.csv", out=tmp_path / "out"), quiet).rejected
+    kept = {slide.slide_id: (slide.tiles_kept, slide.details["white_cells"]) for slide in read_slides(tmp_path / "out")}
+    assert kept == {"clear": (2, 6), "white": (2, 6)}
+
+
+def test_two_runs_on_one_output_do_not_mix(smears: Path, slide_job: Path) -> None:
+    job = SlideJob(root=smears, table=smears / "slides.csv", out=slide_job)
+    with files.alone(slide_job), pytest.raises(DataError, match="another run is writing"):
+        run(job, quiet)
+    (slide_job / "cells" / "..unit.a.b.tmp").write_bytes(b"half")
+    (slide_job / ".units").mkdir()
+    assert not run(job, quiet).fresh
+    assert not list(slide_job.glob("*/.*")) and not (slide_job / ".units").exists()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.schema import DataError
+from data_prep.slide_readers import files_of
 from data_prep.slide_table import load, split_level
 
 
@@ -44,6 +45,15 @@ def test_a_table_that_cannot_be_used_names_the_place(tmp_path: Path, text: str, 
     make(tmp_path, "a.svs")
     with pytest.raises(DataError, match=words):
         load(root, table(tmp_path, text))
+
+
+def test_a_dicom_series_is_one_slide(shared: Path) -> None:
+    rows = load(shared / "data" / "slides" / "openslide_python_fixtures", None)
+    assert [row.path for row in rows if row.path.endswith(".dcm")] == ["boxes_0.dcm"]
+    assert [path.name for path in files_of(shared / "data/slides/openslide_python_fixtures/boxes_1.dcm")] == [
+        "boxes_0.dcm",
+        "boxes_1.dcm",
+    ]
 
 
 def test_two_slides_of_a_patient_share_a_split_and_given_splits_stay(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import openslide
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image, ImageCms
 
+from data_prep import slide_readers
 from data_prep.pyramid import write_pyramid
 from data_prep.schema import DataError
 from data_prep.slide_readers import OpenSlidePixels, TiffPixels, on_white, reader_difference
@@ -159,6 +163,67 @@ def test_scale_comes_from_the_first_source_that_states_one(
     found = resolve_scale(properties, stated, "", "here")
     assert (found.mpp, found.source) == (pytest.approx(mpp), source)
     assert bool(found.note) == (source == "table")  # 0.23 against the file's 0.25
+
+
+@pytest.mark.parametrize("layout", [{"tile": (128, 128)}, {"rowsperstrip": 64}], ids=["openslide", "tifffile"])
+@pytest.mark.parametrize(("stated", "unit", "mpp"), [(0.22, "µm", 0.22), (250.0, "nm", 0.25), (0.25, "", 0.25)])
+def test_an_ome_tiff_states_its_scale(
+    tmp_path: Path, noise, layout: dict, stated: float, unit: str, mpp: float
+) -> None:
+    metadata = {"axes": "YXS", "PhysicalSizeX": stated, "PhysicalSizeY": stated}
+    metadata |= {"PhysicalSizeXUnit": unit, "PhysicalSizeYUnit": unit} if unit else {}
+    tifffile.imwrite(tmp_path / "a.ome.tif", noise, photometric="rgb", metadata=metadata, **layout)
+    with open_slide(tmp_path / "a.ome.tif") as slide:
+        scale = resolve_scale(slide.pixels.properties, 0, "", "a")
+        assert (scale.mpp, scale.source) == (mpp, "OME PhysicalSizeX")
+        assert np.array_equal(slide.read(0, 0, 700, 530), noise)
+
+
+def test_a_colour_profile_is_recorded_and_changes_no_pixel(tmp_path: Path, noise: np.ndarray) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for name, options in (("a.tif", {"tile": (128, 128)}), ("b.tif", {"rowsperstrip": 64})):
+        tifffile.imwrite(tmp_path / name, noise, photometric="rgb", iccprofile=profile, **options)
+    Image.fromarray(noise).save(tmp_path / "c.png", icc_profile=profile)
+    for name in ("a.tif", "b.tif", "c.png"):
+        with open_slide(tmp_path / name) as slide:
+            assert slide_facts(slide)["icc_sha256"] == hashlib.sha256(profile).hexdigest()
+            assert np.array_equal(slide.read(0, 0, 700, 530), noise)
+
+
+@pytest.mark.parametrize("options", [{"tile": (64, 64)}, {"rowsperstrip": 9}], ids=["openslide", "tifffile"])
+def test_threads_read_what_one_reads(tmp_path: Path, noise: np.ndarray, options: dict) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", noise, photometric="rgb", compression="zlib", **options)
+
+    def own(k: int) -> bytes:
+        with open_slide(tmp_path / "a.tif") as slide:
+            return slide.read(k * 7, k * 5, 300, 200).tobytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(own, range(40))) == [own(k) for k in range(40)]
+
+
+def test_many_slides_leave_no_file_open(tmp_path: Path, noise: np.ndarray) -> None:
+    for name, options in (("a.tif", {"tile": (64, 64)}), ("b.tif", {"rowsperstrip": 9})):
+        tifffile.imwrite(tmp_path / name, noise, photometric="rgb", **options)
+    Image.fromarray(noise).save(tmp_path / "c.png")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        for name in ("a.tif", "b.tif", "c.png"):
+            with open_slide(tmp_path / name) as slide:
+                slide_facts(slide)
+                slide.read(0, 0, 20, 20)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_a_pictures_limit_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's own is lower, and its sentence another."""
+    Image.new("RGB", (400, 300)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with open_slide(tmp_path / "a.png") as slide:
+        assert slide.size == (400, 300) and Image.MAX_IMAGE_PIXELS == 1000
+    monkeypatch.setattr(slide_readers, "PICTURE_PIXELS", 10_000)
+    with pytest.raises(DataError, match=r"400x300 px is too large; use a tiled TIFF"):
+        open_slide(tmp_path / "a.png").__enter__()
 
 
 def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
