@@ -17,6 +17,9 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--root", type=Path, required=True, help="folder of the slides")
     plan.add_argument("--table", type=Path, help="CSV of the slides; without it, all slide files below --root")
     plan.add_argument("--qc-threshold", dest="threshold", type=float, default=0.5, help="of a tile (default 0.5)")
+    plan.add_argument("--backbone", type=Path, help="of the job: names the cells")
+    plan.add_argument("--qc-source", type=Path, help="of the job: judges the tiles")
+    plan.add_argument("--cellpose-weights", type=Path, metavar="FILE", help="of the job: finds the cells")
     plan.set_defaults(run=_plan)
 
     doctor = commands.add_parser("doctor", help="check the installation, a folder of slides, or datasets")
@@ -57,7 +60,8 @@ def add_commands(commands: Any) -> None:
 def _plan(args: argparse.Namespace) -> int:
     from data_prep.slide_plan import make_plan
 
-    plan = make_plan(args.root, args.table, args.threshold)
+    options = {name: getattr(args, name) for name in ("backbone", "qc_source", "cellpose_weights")}
+    plan = make_plan(args.root, args.table, args.threshold, **options)
     print("\n".join(plan.lines()))
     return REJECTS if plan.rejects else OK
 
