@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from pbs_jax.perf.count import count_flops, flops_and_saved_bytes
 from pbs_jax.sharding import hlo
 from pbs_jax.sharding.mesh import BATCH, answering_mesh
-from pbs_jax.sharding.rules import VIT_RULES, specs
+from pbs_jax.sharding.rules import specs
 from pbs_jax.sharding.topology import GIB, Chip, bytes_per_chip, chip_of, on, slice_devices, slice_mesh
 from pbs_jax.train.abstract import RULES, Row, abstract_phase, frozen_shapes
 from pbs_jax.train.answers import answer_weight
@@ -147,7 +147,7 @@ def compile_decode(config: Any, topology: str, row: Row, new_tokens: int = 64) -
 
 
 def compile_features(config: Any, topology: str) -> Compiled:
-    """The frozen backbone over config.batch_size images: tokens for `pbs data features`."""
+    """The frozen backbone over config.batch_size images, whole on every chip: what `pbs data features` runs."""
     from flax import nnx
 
     from pbs_jax.data.augment import normalise
@@ -158,7 +158,7 @@ def compile_features(config: Any, topology: str) -> Compiled:
     module = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0)))
     graph, params = nnx.graphdef(module), nnx.to_pure_dict(nnx.state(module))
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)
-    params = on(mesh, params, specs(params, VIT_RULES))
+    params = on(mesh, params, P())
     pixels = (config.batch_size, shape.image_size, shape.image_size, 3)
     images = on(mesh, jax.ShapeDtypeStruct(pixels, jnp.uint8), BATCH)
 

@@ -9,9 +9,11 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+from data_prep.schema import DataError
 from pbs_jax.config import add_config_flags, from_args
 
 STEPS = ("train", "decode", "features")
@@ -27,7 +29,10 @@ def add_parser(subparsers: Any) -> None:
     )
     add_config_flags(parser)
     parser.add_argument(
-        "--topology", default="v5e:2x4", metavar="KIND:AxB[,...]", help="slices, e.g. v5e:2x4,v5p:2x2x1"
+        "--topology",
+        default="v5e:2x4",
+        metavar="KIND:AxB[,...]",
+        help="slices, e.g. v5e:2x4,v5p:2x2x1 (default v5e:2x4)",
     )
     parser.add_argument(
         "--smallest", action="store_true", help="try the slices from the smallest up, stop at the first that fits"
@@ -66,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     for topology in slices:
         for how in REMATS if args.remat else (config.remat,):
             config.remat = how
+            print(f"compiling {args.step} for {topology}: minutes at 7b", file=sys.stderr, flush=True)
             cell = _compile(config, args, topology)
             print(describe(cell), flush=True)
             if args.json:
@@ -90,8 +96,11 @@ def _compile(config: Any, args: argparse.Namespace, topology: str) -> Any:
 
     row = ROWS.get(config.phase)
     if args.row:
-        images, length, answers, questions = args.row.split(",")
-        row = Row(int(images), int(length), int(answers), float(questions))
+        try:
+            images, length, answers, questions = args.row.split(",")
+            row = Row(int(images), int(length), int(answers), float(questions))
+        except ValueError as error:
+            raise DataError(f"--row={args.row} is not IMAGES,LENGTH,ANSWERS,QUESTIONS, e.g. 3,1536,256,18") from error
     match args.step:
         case "train":
             return aot.compile_train(config, topology, row, args.tensor)

@@ -66,9 +66,15 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
     """Puts every leaf on the mesh by its PartitionSpec; axes that a shape cannot be divided by stay replicated."""
-    return jax.tree.map(
-        lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, fit(leaf.shape, spec, mesh))), tree, specs
-    )
+    return jax.tree.map(lambda leaf, spec: _put(leaf, NamedSharding(mesh, fit(leaf.shape, spec, mesh))), tree, specs)
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if jax.process_count() > 1 and leaf.is_fully_addressable:
+        # Committed to a device of this host, which cannot send it to others: each host lays out its own copy's parts.
+        copy = np.asarray(leaf)
+        return jax.make_array_from_callback(copy.shape, sharding, copy.__getitem__)
+    return jax.device_put(leaf, sharding)
 
 
 def constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:

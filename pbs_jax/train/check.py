@@ -129,7 +129,7 @@ def _numbers(config: Any) -> Iterator[str]:
         )
     for name, known in _choices(config.phase).items():
         if config[name] not in known:
-            yield f'config.{name} "{config[name]}" is unknown: use {" or ".join(known)}'
+            yield f'config.{name} "{config[name]}" is unknown: use {" or ".join(name or "nothing" for name in known)}'
     if config.accumulate > 1 and config.phase not in ACCUMULATED:
         yield (
             f"config.accumulate={config.accumulate}: the loss of phase {config.phase} is no mean over answers, so that its "
@@ -199,10 +199,10 @@ def _datasets(config: Any, needs: Needs) -> Iterator[str]:
         if name != "tokenizer":
             yield from _unreadable(root / name)
         elif not (root / name / "tokenizer.json").is_file():
-            yield f"{root}/tokenizer/tokenizer.json is missing: write it with `pbs data tokens`"
+            yield f"{root}/tokenizer/tokenizer.json is missing: `pbs data run` writes it"
     for name in needs.features:
         for problem in _unreadable(Path(config.data.features or root) / name):
-            yield f"{problem} (`pbs data features`)"
+            yield problem.replace("`pbs data run` with this --out first", "`pbs data features`")
 
 
 def _unreadable(dataset: Path) -> list[str]:
@@ -239,7 +239,7 @@ def _shapes(config: Any) -> Iterator[str]:
         if length and length[0] <= SLOT_LENGTH:
             yield (
                 f"{config.data.root}/{TOKENS[config.phase]} has rows of {length[0]} tokens, no more than the {SLOT_LENGTH} "
-                "visual tokens: write it with a larger --bin_length"
+                "visual tokens: write it with a larger --bin-length"
             )
     features = Path(config.data.features or config.data.root)
     widths = {

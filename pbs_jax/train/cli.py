@@ -46,6 +46,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pbs_jax.train.hosts import stopped_while_starting
+
+    with stopped_while_starting(args.processes):
+        return _train(args)
+
+
+def _train(args: argparse.Namespace) -> int:
     config = from_args(args.config_args)
     if args.check_only:
         from pbs_jax.train.check import require_usable, require_usable_elsewhere

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from data_prep.io import atomic_write
+
 PARTS = ("init", "restore", "data", "step", "save", "eval")
 FILE = "goodput.jsonl"
 # Dense bfloat16 FLOP/s by jax's device kind; a device that is not here has no MFU.
@@ -32,6 +34,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
+        self._before: str | None = None  # the lines of earlier starts
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @contextlib.contextmanager
@@ -43,12 +46,13 @@ class Clock:
             self.seconds[part] += time.perf_counter() - start
 
     def write(self, workdir: Path, steps: int) -> None:
-        """Appends this start's line to workdir/goodput.jsonl: a run of several starts has several."""
+        """This start's line of workdir/goodput.jsonl, after those of earlier starts; written again it replaces itself."""
         whole = time.perf_counter() - self._start
         line = {part: round(value, 3) for part, value in self.seconds.items()}
         line |= {"other": round(whole - sum(self.seconds.values()), 3), "steps": steps}
-        with (workdir / FILE).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self._before is None:
+            self._before = (workdir / FILE).read_text() if (workdir / FILE).exists() else ""
+        atomic_write(workdir / FILE, self._before + json.dumps(line) + "\n")
 
 
 def model_flops_per_token(trainable: Any, frozen: Any) -> float:

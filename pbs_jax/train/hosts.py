@@ -1,14 +1,22 @@
-"""Joins the processes of a run over several hosts (`jax.distributed`)."""
+"""Joins the processes of a run over several hosts (`jax.distributed`), and ends one that a signal or another's end stops."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import re
+import signal
 import socket
+import sys
+import threading
 import time
+from collections.abc import Iterator
 
 from data_prep.schema import DataError
 
+PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
+GONE = re.compile("gloo|connection (closed|reset|refused)|heartbeat|coordination service|unavailable|deadline", re.I)
 COME = "start the same command on every host, or give --wait more seconds"
 GO = "go"
 
@@ -49,6 +57,42 @@ def join_hosts(processes: str, process: int | None, coordinator: str | None, wai
             f"jax could not join {processes} processes ({why}): {COME}; where auto finds none give "
             "--processes=N --process=I --coordinator=HOST:PORT"
         ) from error
+
+
+@contextlib.contextmanager
+def stopped_while_starting(processes: str) -> Iterator[None]:
+    """A SIGTERM before the loop listens ends the process with PREEMPTED: there is nothing to save. jax has its own handler
+    where several processes agree on when to stop."""
+
+    def leave(number: int, frame: object) -> None:
+        print("stopped by a signal; nothing new to save: run the same command to continue", flush=True)
+        raise SystemExit(PREEMPTED)
+
+    if processes != "1" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def leave_if_others_are_gone(error: Exception) -> None:
+    """Ends this process with PREEMPTED when the error is that another one of the run has ended: jax's own way out would wait
+    for it, then abort."""
+    import jax
+
+    if jax.process_count() > 1 and GONE.search(str(error)):
+        why = str(error).splitlines()[0][:200]
+        print(
+            f"pbs: process {jax.process_index()} of {jax.process_count()}: another one has ended ({why}): run the same command "
+            "on every host again, it goes on from the last save",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(PREEMPTED)
 
 
 def gather(port: int, processes: int, wait: int) -> None:

@@ -34,6 +34,7 @@ from pbs_jax.train.check import require_usable
 from pbs_jax.train.checkpoint import Checkpoints
 from pbs_jax.train.clock import Clock, model_flops_per_token, rates
 from pbs_jax.train.early_stopping import EarlyStopping
+from pbs_jax.train.hosts import PREEMPTED, leave_if_others_are_gone
 from pbs_jax.train.inspect import describe_batch
 from pbs_jax.train.metrics import MetricsWriter, evaluations, shortened
 from pbs_jax.train.optimizer import make_optimizer, schedule
@@ -43,12 +44,12 @@ from pbs_jax.train.report import write_report
 from pbs_jax.train.state import Params, TrainState
 from pbs_jax.train.step import init_state, make_step
 
-PREEMPTED = 75  # EX_TEMPFAIL: run the same command again
 PROFILED = 3  # steps of one profile
 DATASETS = "datasets.json"  # content ids of the data that a run was begun on
 WAIT_SHARE = 0.05  # of a step's time: above it, three logs in a row, the run says what to turn
-# Keys that may differ when a run is continued: they change what is seen, not what is computed.
+# Keys that may differ when a run is continued: they change what is seen, not what is computed; data are known by content.
 FREE_KEYS = ("log_every", "save_every", "eval_every", "keep", "mesh", "remat", "attention", "profile_at")
+FREE_DATA = ("data.threads", "data.prefetch", "data.root", "data.features", "data.slides")
 
 
 def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> int:
@@ -72,7 +73,14 @@ def train(config: Any, workdir: Path, mesh: jax.sharding.Mesh | None = None) -> 
             phase = build_phase(local)
             data = iterate(phase, local)
             begin(config, phase, workdir)  # last: what was refused leaves the workdir to the corrected config
-        return _run(phase, data, local, workdir, mesh, clock)
+        try:
+            return _run(phase, data, local, workdir, mesh, clock)
+        except jax.errors.JaxRuntimeError as error:
+            leave_if_others_are_gone(error)
+            raise
+        finally:
+            if jax.process_index() == 0:
+                write_report(workdir)
 
 
 def staged(config: Any) -> Any:
@@ -164,11 +172,11 @@ def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding
             if save:
                 with clock.spend("save"):
                     checkpoints.save(state, data)
+                if jax.process_index() == 0:
+                    clock.write(workdir, done - first)  # a kill leaves what was known at the last save
             if stop and not last:
                 with clock.spend("save"):
                     checkpoints.wait()
-                if jax.process_index() == 0:
-                    clock.write(workdir, done - first)
                 print(f"stopped by a signal; saved step {done}: run the same command to continue")
                 return PREEMPTED
             if due and not last:
@@ -197,7 +205,6 @@ def _run(phase: Phase, data: Any, config: Any, workdir: Path, mesh: jax.sharding
             facts=phase.facts,
             phase=phase.name,
         )
-        write_report(workdir)
     return 0
 
 
@@ -264,7 +271,8 @@ def check_config(config: Any, workdir: Path) -> None:
     keys = sorted(
         key
         for key in mine.keys() | theirs.keys()
-        if key.partition(".")[0] not in FREE_KEYS and mine.get(key) != theirs.get(key)
+        if mine.get(key) != theirs.get(key)
+        and not any(f"{key}.".startswith(f"{free}.") for free in (*FREE_KEYS, *FREE_DATA))
     )
     if keys:
         differences = ", ".join(f"{key}: {theirs.get(key)} there, {mine.get(key)} now" for key in keys)
@@ -316,8 +324,8 @@ def require_finite(
             rows = sorted({int(row) for shard in shards for row in shard})
             ids = ", ".join(example_id(row) for row in rows)
             raise DataError(
-                f"{workdir}: {', '.join(bad)} not finite at step {step} (example indices {rows}: {ids}); the last good "
-                "checkpoint is kept: lower config.optimizer.lr or look at those examples (pbs train "
+                f"{workdir}: {', '.join(bad)} not finite at step {step} (example indices {rows}: {ids}); what was saved "
+                "before is kept: lower config.optimizer.lr or look at those examples (pbs train "
                 f"--inspect_batch={step})"
             )
     return values

@@ -1,4 +1,5 @@
-"""run_report.html of a training run: curves, where the time went, what started it. Written at the end of every phase."""
+"""run_report.html of a training run: curves, where the time went, what started it. Written at the end of every
+start, also of one that a signal or an error ended."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ ELSEWHERE = {"train/loss", "val/loss", "train/grad_norm"}
 
 def write_report(workdir: Path) -> Path:
     """The page of a run from its metrics.jsonl, config.json, goodput.jsonl and, once finished, handover.json."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    metrics = workdir / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     config = json.loads((workdir / "config.json").read_text())
     series: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
@@ -42,16 +44,20 @@ def write_report(workdir: Path) -> Path:
         )
     sections = [
         html.Section("Curves", html.columns(panels)),
-        html.Section("Where the time went", _goodput(workdir), "Seconds by part, one line a start of the run."),
         html.Section(
-            "Last values", html.table([(n, p[-1][1]) for n, p in sorted(series.items())], ("metric", "value"))
+            "Where the time went",
+            _goodput(workdir),
+            "Seconds by part, a line a start; of a killed one until its last save.",
+        ),
+        html.Section(
+            "Last values", html.table([(n, f"{p[-1][1]:.4g}") for n, p in sorted(series.items())], ("metric", "value"))
         ),
         html.Section("Configuration", html.table(_flat(config), ("field", "value"))),
     ]
     page = html.render_page(
         f"Run of phase {config['phase']}",
         sections,
-        subtitle=f"size {config['size']}, {lines[-1]['step']:,} steps of {config['batch_size']}",
+        subtitle=f"size {config['size']}, {lines[-1]['step'] if lines else 0:,} steps of {config['batch_size']}",
     )
     atomic_write(workdir / FILE, page)
     return workdir / FILE

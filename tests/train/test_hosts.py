@@ -56,6 +56,27 @@ def test_two_processes_agree_with_one(repo: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_process_whose_partner_is_killed_says_so_and_may_be_started_again(repo: Path, tmp_path: Path):
+    address = f"localhost:{free_port()}"
+    pair = [start(repo, 1, tmp_path, 2, i, address, 60, 100_000) for i in (0, 1)]
+    while not (tmp_path / "metrics.jsonl").exists():
+        time.sleep(0.1)
+        assert all(process.poll() is None for process in pair), pair[0].communicate()[0]
+    pair[1].kill()
+    said, _ = pair[0].communicate(timeout=120)
+    assert pair[0].returncode == 75 and "process 0 of 2: another one has ended" in said, said
+
+
+def test_a_signal_before_the_first_step_ends_restartable(repo: Path):
+    code = (
+        "import os, signal\nfrom pbs_jax.train.hosts import stopped_while_starting\n"
+        "with stopped_while_starting('1'): os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 75 and "run the same command to continue" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_missing_process_is_named_by_every_other(repo: Path, tmp_path: Path):
     """With the real command: exit code 1 and a sentence within the time, not jax's abort (134)."""
     address, flags = (

@@ -164,6 +164,28 @@ def test_a_run_begun_before_a_field_was_added_goes_on(added, tmp_path, tiny):
         loop.check_config(tiny, tmp_path)
 
 
+def test_how_data_are_read_and_where_they_lie_may_change(tmp_path, tiny):
+    """Their content may not: see the next tests."""
+    loop.begin(tiny, tiny_run.build(tiny), tmp_path)
+    changes = {"data.threads": 4, "data.prefetch": 7, "data.root": "/elsewhere", "data.features": "/f", "mesh.fsdp": 2}
+    loop.check_config(tiny_run.tiny_config(**changes), tmp_path)
+    with pytest.raises(DataError, match=r"another config .data_seed"):
+        loop.check_config(tiny_run.tiny_config(**changes, data_seed=9), tmp_path)
+
+
+def test_a_killed_start_leaves_its_time_until_the_last_save(tmp_path, monkeypatch, tiny):
+    train_killed_once(tiny, tmp_path, 3, monkeypatch)
+    starts = [json.loads(line) for line in (tmp_path / "goodput.jsonl").read_text().splitlines()]
+    assert [start["steps"] for start in starts] == [2, tiny.steps - 2]
+    assert all(start["step"] > 0 for start in starts)
+
+
+def test_a_start_that_an_error_ends_leaves_its_report(tmp_path, tiny):
+    with pytest.raises(DataError, match="not finite"):
+        loop.train(tiny_run.tiny_config(**{"optimizer.lr": 1e30}), tmp_path, one_device())
+    assert "optimizer.lr" in (tmp_path / "run_report.html").read_text()
+
+
 def test_a_refused_config_leaves_the_workdir_to_the_corrected_one(tmp_path, tiny):
     with pytest.raises(DataError, match="64 examples, fewer than batch_size=128"):
         loop.train(tiny_run.tiny_config(batch_size=128), tmp_path, one_device())

@@ -1,4 +1,4 @@
-"""A run of the real loop on a phase of one matrix: `python -m tests.train.tiny_run WORKDIR [PROCESSES PROCESS COORDINATOR WAIT]`.
+"""A run of the real loop on a phase of one matrix: `python -m tests.train.tiny_run WORKDIR [PROCESSES PROCESS COORDINATOR WAIT STEPS]`.
 
 Everything of the engine takes part (hosts, data order, mesh, checkpoints, handover); only the model is small.
 """
@@ -39,7 +39,8 @@ def build(config: Any) -> Any:
         value = jnp.square(batch["x"] @ kernel + noise - batch["y"]).mean()
         return value, {"indices": batch["index"].sum()}
 
-    tree = {"linear": {"kernel": jnp.zeros((4, 8)), "bias": jnp.zeros((8,))}}
+    tree = {"linear": {"kernel": np.zeros((4, 8), np.float32), "bias": np.zeros(8, np.float32)}}
+    tree = jax.device_put(tree, jax.local_devices()[0])  # as trees of earlier phases are loaded
     return Phase(
         name="tiny",
         trainable={"projector": tree},
@@ -59,12 +60,19 @@ def tiny_config(**changes: Any) -> Any:
     return load("phase3_cell_qa", [f"--config.{name}={value}" for name, value in flags.items()])
 
 
-def main(workdir: str, processes: str = "1", process: str = "0", coordinator: str = "", wait: str = "60") -> int:
+def main(
+    workdir: str,
+    processes: str = "1",
+    process: str = "0",
+    coordinator: str = "",
+    wait: str = "60",
+    steps: str = f"{STEPS}",
+) -> int:
     join_hosts(processes, int(process), coordinator, int(wait))
     from pbs_jax.train import loop
 
     loop.build_phase, loop.require_usable = build, lambda config: None  # type: ignore[assignment]
-    return loop.train(tiny_config(), Path(workdir))
+    return loop.train(tiny_config(steps=steps), Path(workdir))
 
 
 if __name__ == "__main__":
