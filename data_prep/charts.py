@@ -81,7 +81,7 @@ def interval_bars(
         return name_width + min(max(value / x_max, 0.0), 1.0) * (right - name_width)
 
     out = []
-    for tick in ticks(0.0, x_max, 5):
+    for tick in (t for t in ticks(0.0, x_max, 5) if t <= x_max):
         out.append(_vertical(px(tick), 2, height - 20, 'class="rule"'))
         out.append(f'<text x="{px(tick):.1f}" y="{height - 6}" text-anchor="middle">{tick:g}</text>')
     for k, bar in enumerate(rows):

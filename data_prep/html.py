@@ -109,9 +109,10 @@ def image(data: bytes, alt: str, side: int, height: int | None = None) -> str:
     return f'<img src="{data_uri(data)}" alt="{escape(alt)}" width="{side}" height="{height or side}" loading="lazy">'
 
 
-def columns(parts: Iterable[str]) -> str:
-    """Blocks side by side where the window is wide enough."""
-    return f'<div class="columns">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+def columns(parts: Iterable[str], across: int = 0) -> str:
+    """Blocks side by side where the window is wide enough; with `across`, so many in a row of any window."""
+    style = f' style="grid-template-columns:repeat({across},minmax(0,1fr))"' if across else ""
+    return f'<div class="columns"{style}>{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def qa_examples(examples: Iterable[Mapping[str, Any]]) -> str:

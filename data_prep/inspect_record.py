@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ CHAIN = ("slides", "patches", "cells", "cell_qa", "slide_qa")
 
 
 def describe(out: Path, id: str) -> tuple[list[str], bytes]:
-    """The lines to print about a record, and its picture (b"" when it has none).
+    """The lines to print about a record, and its picture (b"" when it has none); of a rejected one why it is none.
 
     Raises:
-        DataError: no dataset under `out` has a record of this id.
+        DataError: neither a dataset under `out` nor its rejects.jsonl has this id.
     """
     for name in CHAIN:
         for source in _sources(out, name):
@@ -26,7 +27,17 @@ def describe(out: Path, id: str) -> tuple[list[str], bytes]:
                 image = record.pop("image", b"")
                 lines = [f"{name}, split {source.split}", *(f"{key}: {value}" for key, value in record.items())]
                 return lines + list(_chain(out, name, record, source.split)), image
-    raise DataError(f'{out} has no record "{id}" in {", ".join(CHAIN)}: ids are listed in the ids.txt of each dataset')
+    if lines := list(_rejected(out / "rejects.jsonl", id)):
+        return lines, b""
+    raise DataError(
+        f'{out} has no record "{id}" in {", ".join(CHAIN)}: ids are listed in the ids.txt of each dataset and in rejects.jsonl'
+    )
+
+
+def _rejected(path: Path, id: str) -> Iterator[str]:
+    for reject in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
+        if reject["id"] == id:
+            yield f"rejected, {reject['reason']}: {reject['detail']}"
 
 
 def _sources(out: Path, name: str, split: str = "") -> Iterator[RecordSource]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -19,17 +20,21 @@ from PIL import Image, ImageDraw
 from data_prep import charts, differential, html, qc
 from data_prep.datasets import read_cells
 from data_prep.files import atomic_write
-from data_prep.io import read_manifest
+from data_prep.io import job_problems, open_dataset, read_manifest
 from data_prep.progress import progress
 from data_prep.schema import Cell, DataError, stable_hash
 from data_prep.slide_datasets import Slide, read_slides
-from data_prep.slide_write import scores_file
+from data_prep.slide_write import DATASETS, scores_file
 from data_prep.slides import open_slide
 
 THUMBNAIL = 440  # px, longer side
 PER_REASON = 8  # rejected tiles shown of each reason
 CELLS_SHOWN = 18  # per slide
 SLIDES_SHOWN = 40  # a page with more would not open
+LEAST_SQUARE = 6  # px of a tile in the pictures; outlines of smaller ones would cover them
+DOT, RING = (255, 214, 10), (45, 0, 75)  # of a white cell: one is seen on dark pixels, the other on pale ones
+DOTS_SHARE = 0.05  # of the picture that all dots together may cover
+DOT_RADIUS = (1.5, 3.5)  # px; with a smaller one a cell is a single pixel
 BAD, MIDDLE, GOOD = (178, 24, 43), (247, 230, 160), (33, 102, 172)  # QC map: 0, 0.5, 1; safe for the colour-blind
 
 
@@ -37,15 +42,20 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     """Writes the page for the datasets under `out`, made from the slide files under `root`; returns `target`.
 
     Raises:
-        DataError: `out` holds no slide job.
+        DataError: `out` holds no slide job, or one of which a part is missing or damaged.
     """
     if not (out / "state.json").is_file() or not (out / "qc").is_dir():
         raise DataError(f"{out} holds no slide job: run `pbs data run --source slides` with this --out first")
+    _check_whole(out)
     slides = list(read_slides(out)) if (out / "slides").is_dir() else []
     rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     scores = {path.stem: json.loads(path.read_bytes()) for path in sorted((out / "qc").glob("*.json"))}
     sections = [
-        html.Section("Identity", _identity(out, slides, rejects), "What went in, what was kept, and why not the rest."),
+        html.Section(
+            "Identity",
+            _identity(out, rejects) + html.paragraph(f"Throughput: {throughput(out / 'run.json')}."),
+            "What went in, what was kept, and why not the rest.",
+        ),
         html.Section("Quality", _quality(scores.values(), root), "Scores of all tiles, kept at 0.5 and above."),
     ]
     shown = slide_sections(out, root, slides, SLIDES_SHOWN)
@@ -54,7 +64,7 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     reasons = {reject["id"]: reject for reject in rejects}
     for id in sorted(reasons.keys() & {unquote(name) for name in scores})[:SLIDES_SHOWN]:
         score = scores[quote(id, safe="")]
-        sections.append(html.Section(f"Rejected: {id}", html.columns(_maps(score, root, [])), reasons[id]["detail"]))
+        sections.append(html.Section(f"Rejected: {id}", _maps(score, root, []), reasons[id]["detail"]))
     kept = sum(slide.tiles_kept for slide in slides)
     note = f", {len(shown)} of {len(slides)} slides shown" if len(shown) < len(slides) else ""
     page = html.render_page(
@@ -65,6 +75,28 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     )
     atomic_write(target, page)
     return target
+
+
+def _check_whole(out: Path) -> None:
+    """Raises DataError for datasets of which a shard is missing, damaged or of another run; also those not shown here."""
+    manifests = {name: read_manifest(out / name) for name in DATASETS if (out / name).is_dir()}
+    for name, manifest in manifests.items():
+        for split in manifest["splits"]:
+            open_dataset(out / name, split)
+    if problems := job_problems(out, manifests):
+        raise DataError(problems[0])
+
+
+def throughput(path: Path) -> str:
+    """What the job's run.json says of its last pass over the tiles."""
+    if not path.is_file():
+        return "not recorded"
+    run = json.loads(path.read_bytes())
+    workers = f"{run['workers']} worker{'s' if run['workers'] > 1 else ''}"
+    text = f"{run['tiles']} tiles in {run['seconds']:.1f} s by {workers}"
+    text += f": {run['tiles'] / run['seconds']:.1f} tiles/s" if run["tiles"] else ""
+    before = run["bands_done_before"]
+    return text + (f", after {before} of {run['bands']} bands done by an earlier run" if before else "")
 
 
 def slide_sections(out: Path, root: Path, slides: Sequence[Slide], limit: int) -> list[html.Section]:
@@ -96,9 +128,9 @@ def _warnings(slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> 
     return lines
 
 
-def _identity(out: Path, slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> str:
+def _identity(out: Path, rejects: Sequence[Mapping[str, str]]) -> str:
     rows = []
-    for name in ("slides", "patches", "cells"):
+    for name in DATASETS:
         if (out / name).is_dir():
             manifest = read_manifest(out / name)
             identity = manifest["identity"]
@@ -162,25 +194,27 @@ def _slide(slide: Slide, score: Mapping[str, Any], root: Path, cells: Sequence[C
     )
     shares = differential.shares(slide.counts)
     bars = [charts.Bar(s.label, s.percent / 100, s.low / 100, s.high / 100, strong=True) for s in shares]
-    chart = [charts.interval_bars(bars, "Differential with 95 % Wilson intervals")] if bars else []
+    shown = [charts.interval_bars(bars, "Differential with 95 % Wilson intervals")] if bars else []
     chosen = sorted(cells, key=lambda cell: stable_hash("mosaic", cell.cell_id))[:CELLS_SHOWN]
     chosen.sort(key=lambda cell: (cell.label, -cell.confidence))
     named = [(cell.image, f"{cell.label} {cell.confidence:.2f}" if cell.label else "not named") for cell in chosen]
-    return html.paragraph(facts) + html.columns([*_maps(score, root, cells), *chart]) + html.image_grid(named, 84)
+    shown.append(html.image_grid(named, 84))
+    return html.paragraph(facts) + _maps(score, root, cells) + html.columns(shown)
 
 
-def _maps(score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> list[str]:
-    """Thumbnail, QC map and kept grid, to stand side by side."""
+def _maps(score: Mapping[str, Any], root: Path, cells: Sequence[Cell]) -> str:
+    """Thumbnail, QC map and kept grid side by side."""
     try:
         with open_slide(root / score["path"]) as opened:
             thumbnail = opened.thumbnail(THUMBNAIL)
     except DataError as error:
-        return [html.notice(str(error), "warning")]
-    return [
+        return html.notice(str(error), "warning")
+    pictures = [
         _picture(thumbnail, "thumbnail"),
         _picture(qc_map(thumbnail, score), "QC map: red 0, yellow 0.5, blue 1"),
-        _picture(_dots(kept_grid(thumbnail, score), cells, score), "kept tiles; dots are white cells"),
+        _picture(dots(kept_grid(thumbnail, score), cells, score), "kept tiles; dots are white cells"),
     ]
+    return html.columns(pictures, len(pictures))
 
 
 def _picture(picture: Image.Image, caption: str) -> str:
@@ -188,11 +222,18 @@ def _picture(picture: Image.Image, caption: str) -> str:
     return f"<figure>{shown}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _dots(picture: Image.Image, cells: Sequence[Cell], score: Mapping[str, Any]) -> Image.Image:
-    draw, factor = ImageDraw.Draw(picture), picture.width / score["size"][0]
+def dots(picture: Image.Image, cells: Sequence[Cell], score: Mapping[str, Any]) -> Image.Image:
+    """A dot on each white cell; the more there are, the smaller they get, then paler, so that the tiles stay in sight."""
+    draw, factor = ImageDraw.Draw(picture, "RGBA"), picture.width / score["size"][0]
+    area = DOTS_SHARE * picture.width * picture.height / max(len(cells), 1)
+    least, most = DOT_RADIUS
+    radius = min(math.sqrt(area / math.pi), most)
     for cell in cells:
         x, y = (cell.bbox.left + cell.bbox.right) / 2 * factor, (cell.bbox.top + cell.bbox.bottom) / 2 * factor
-        draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=(90, 20, 140))
+        if radius < least:
+            draw.point((x, y), fill=(*RING, round(255 * min(area, 1))))
+        else:
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=DOT, outline=RING)
     return picture
 
 
@@ -208,14 +249,15 @@ def qc_map(thumbnail: Image.Image, score: Mapping[str, Any]) -> Image.Image:
 
 
 def kept_grid(thumbnail: Image.Image, score: Mapping[str, Any]) -> Image.Image:
-    """The thumbnail, paler where tiles were not kept, with the kept ones outlined."""
+    """The thumbnail, paler where tiles were not kept, with the kept ones outlined where there is room."""
     picture = Image.blend(thumbnail, Image.new("RGB", thumbnail.size, "white"), 0.65)
     draw, factor = ImageDraw.Draw(picture), picture.width / score["size"][0]
     for tile in score["tiles"]:
         if not tile["reason"]:
             square = _square(tile["x"], tile["y"], score["side"], factor)
             picture.paste(thumbnail.crop(square), square[:2])
-            draw.rectangle(square, outline=(91, 63, 158))
+            if square[2] - square[0] >= LEAST_SQUARE:
+                draw.rectangle(square, outline=(91, 63, 158))
     return picture
 
 

@@ -106,6 +106,17 @@ def test_bars_carry_value_interval_and_reference() -> None:
     assert "chance 0.25" in text and "0.500" in text
 
 
+@pytest.mark.parametrize("x_max", [0.1, 0.35, 0.611, 0.818, 1.0, 7.3, 100.0])
+def test_ticks_of_bars_stand_at_their_values_and_not_beyond_the_axis(x_max: float) -> None:
+    text = charts.interval_bars([charts.Bar("all of it", x_max)], "t", x_max=x_max)
+    left, width = (float(v) for v in re.search(r'<rect x="([\d.]+)"[^>]* width="([\d.]+)"', text).groups())  # type: ignore[union-attr]
+    found = [
+        (float(x), float(name)) for x, name in re.findall(r'<text x="([\d.]+)"[^>]*"middle">([\d.]+)</text>', text)
+    ]
+    assert len(found) >= 3 and found[-1][1] <= x_max
+    assert all(x == pytest.approx(left + value / x_max * width, abs=0.2) for x, value in found)
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.013, 0.017), (-3, 1e6), (5, 5), (0, 0)])
 def test_ticks_are_round_and_span(low: float, high: float) -> None:
     found = charts.ticks(low, high)
