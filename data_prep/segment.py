@@ -51,10 +51,10 @@ def optical_density(rgb: np.ndarray) -> np.ndarray:
     return np.log((background + 1) / (np.minimum(pixels, background) + 1))
 
 
-def _nuclei(density: np.ndarray) -> list[np.ndarray]:
+def _nuclei(density: np.ndarray, least: float) -> list[np.ndarray]:
     """Boolean masks of the nuclei (lobes grouped), largest first."""
     contrast = density[..., 1] + 0.5 * density[..., 0] - density[..., 2]
-    threshold = float(np.clip(threshold_otsu(contrast), *NUCLEUS_DENSITY))
+    threshold = float(np.clip(threshold_otsu(contrast), least, NUCLEUS_DENSITY[1]))
     stained = ndimage.binary_opening(contrast > threshold, iterations=1)
     lobes = label(stained)
     sizes = np.bincount(lobes.ravel())[1:]
@@ -136,13 +136,13 @@ def find_white_cells(rgb: np.ndarray, smallest_share: float = 0.12) -> list[Whit
     return [work.cell(nucleus) for nucleus in work.nuclei if nucleus.sum() >= smallest_share * largest]
 
 
-def _prepare(rgb: np.ndarray) -> _Work:
+def _prepare(rgb: np.ndarray, least: float = NUCLEUS_DENSITY[0]) -> _Work:
     height, width = rgb.shape[:2]
     scale = min(1.0, WORK_SIDE / max(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     small = np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BOX))
     density = ndimage.gaussian_filter(optical_density(small), (1.2, 1.2, 0))
-    nuclei = _nuclei(density)
+    nuclei = _nuclei(density, least)
     if not nuclei:
         return _Work(scale, [], np.zeros(0), np.zeros(0))
     return _Work(scale, nuclei, _cell_score(density, nuclei), np.any(nuclei, axis=0))
@@ -200,10 +200,11 @@ def central_cell(rgb: np.ndarray) -> WhiteCell | None:
     return cells[0] if cells and distance(cells[0]) <= min(height, width) / 4 else None
 
 
-def cell_at(rgb: np.ndarray, x: float, y: float) -> WhiteCell | None:
+def cell_at(rgb: np.ndarray, x: float, y: float, nuclear: float = 0.0) -> WhiteCell | None:
     """The cell whose nucleus's box covers (x, y) or lies nearest to it, within an eighth of the shorter side; else
-    None. Nothing is too small: the caller knows the scale."""
-    work = _prepare(rgb)
+    None. Nothing is too small: the caller knows the scale. nuclear: what the picture's whole slide says is a nucleus's
+    stain at least; among deeply stained red cells one window cannot tell."""
+    work = _prepare(rgb, max(nuclear, NUCLEUS_DENSITY[0]))
     best, nearest = None, min(rgb.shape[:2]) / 8 * work.scale
     for nucleus in work.nuclei:
         rows, columns = np.flatnonzero(nucleus.any(1)), np.flatnonzero(nucleus.any(0))

@@ -208,7 +208,7 @@ def white_cells(rgb: np.ndarray, half: Halved, mpp: float, core: Box) -> list[Fo
     window = 2 * round(WINDOW_UM / mpp / 2)
     found: list[FoundCell] = []
     for x, y, area in candidates_near(half, mpp, core):
-        box = _outline(rgb, round(x), round(y), window)
+        box = _outline(rgb, round(x), round(y), window, half.stain.nuclear)
         if box is None or not CELL_SIDE_UM[0] <= max(box.width, box.height) * mpp <= CELL_SIDE_UM[1]:
             continue
         if not any(_same(box, other.box) for other in found):
@@ -216,11 +216,12 @@ def white_cells(rgb: np.ndarray, half: Halved, mpp: float, core: Box) -> list[Fo
     return [cell for cell in found if owns(core, cell.box)]
 
 
-def _outline(rgb: np.ndarray, x: int, y: int, half: int) -> Box | None:
-    """Box of the cell whose nucleus covers (x, y), or lies nearest to it within a quarter of the window."""
+def _outline(rgb: np.ndarray, x: int, y: int, half: int, nuclear: float) -> Box | None:
+    """Box of the cell whose nucleus, as stained as `nuclear`, covers (x, y) or lies nearest to it within a quarter of the
+    window."""
     left, top = max(x - half, 0), max(y - half, 0)
     window = rgb[top : y + half, left : x + half]
-    cell = segment.cell_at(window, x - left, y - top)
+    cell = segment.cell_at(window, x - left, y - top, nuclear)
     if cell is None:
         return None
     box = cell.box

@@ -109,6 +109,12 @@ def test_white_cells_of_real_fields(shared: Path) -> None:
         assert score.right / (score.found - score.cut) >= 0.95, score.line()  # of what the slide job would keep
 
 
+def test_white_cells_among_deeply_stained_red_cells(shared: Path) -> None:
+    fields = evaluate.draaslan_fields(shared / "data" / "fields" / "draaslan")
+    score, _ = evaluate.score_white("draaslan", fields)
+    assert score.right / score.truth >= 0.8 and score.right / score.found >= 0.8, score.line()
+
+
 @pytest.mark.parametrize("shape", [(1, 7), (40, 61), (64, 64)])
 def test_growing_and_shrinking_are_scipys(shape: tuple[int, int]) -> None:
     mask = np.random.default_rng(1).random(shape) < 0.6
