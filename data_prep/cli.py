@@ -31,7 +31,17 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--tokenizer", type=Path, help="folder of a tokenizer.json to use instead of training one")
     slides = run.add_argument_group("slides")
     slides.add_argument("--table", type=Path, help="CSV of the slides; without it, all slide files below --root")
-    slides.add_argument("--backbone", type=Path, help="workdir of a finished phase 0a, which names the cells")
+    slides.add_argument(
+        "--backbone",
+        type=Path,
+        help="workdir of a finished phase 0a, or of a `classifier` of target subtype: names the cells",
+    )
+    slides.add_argument(
+        "--white-cells",
+        type=Path,
+        metavar="CLASSIFIER",
+        help="workdir of a finished `classifier` of target white_cell: what it calls no white cell is an Artifact",
+    )
     slides.add_argument(
         "--qc-source",
         type=Path,

@@ -36,20 +36,27 @@ def add_commands(commands: Any) -> None:
 
     evaluate = commands.add_parser("evaluate", help="score the cell finder, a classifier, differentials")
     evaluate.add_argument(
-        "--task", required=True, choices=("white_cells", "red_cells", "nuclei", "subtype", "differential")
+        "--task",
+        required=True,
+        choices=("white_cells", "red_cells", "nuclei", "subtype", "white_cell", "differential"),
+        help="white_cells: the finder; white_cell: the classifier that tells them from what is none",
     )
     evaluate.add_argument(
         "--root",
         type=Path,
         required=True,
-        help="folder that holds fields/ and masks/; subtype: a cell job; differential: a slide job",
+        help="folder that holds fields/ and masks/; subtype: a cell job; white_cell: that or BCCD's root; differential: a slide job",
     )
     evaluate.add_argument("--truth", type=Path, help="differential: the folder of `pbs data mosaic` that the job read")
     evaluate.add_argument(
-        "--backbone", type=Path, help="subtype: workdir of a finished phase 0a, whose classifier is scored"
+        "--backbone",
+        type=Path,
+        help="subtype, white_cell: workdir of the finished phase 0a (subtype only) or `classifier` that is scored",
     )
     evaluate.add_argument(
-        "--match-stain", action="store_true", help="subtype: with the cells' stain made that of the classifier's own"
+        "--match-stain",
+        action="store_true",
+        help="subtype, white_cell: with the cells' stain made that of the classifier's own",
     )
     evaluate.add_argument(
         "--show", type=Path, metavar="PNG", help="white_cells: the test fields where something is wrong"

@@ -1,8 +1,9 @@
 """`pbs data evaluate`: scores the shipped cell finder on annotated real fields, a classifier on a cell job, and a slide
 job's differentials on mosaics.
 
-Fields have no pixel size; each set is reduced by a fixed factor that brings its cells to the size they have at 0.25
-um/px (chosen on BCCD's train list). Annotations are incomplete, so red cells that nobody labelled are no errors.
+Fields have no pixel size; each set is resized by a fixed factor that brings its cells to the size they have at 0.25
+um/px (chosen on BCCD's train list, elsewhere by the size of the red cells). Annotations are incomplete, so red cells that
+nobody labelled are no errors. Goals are set for BCCD and Chula; the other sets and drawn smears are reported beside them.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ import dataclasses
 import io
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from data_prep import slide_cells
+from data_prep import slide_cells, smear_draw
+from data_prep.evaluate_cells import calibration, white_cell
 from data_prep.io import atomic_write, open_dataset
 from data_prep.progress import progress
-from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError
+from data_prep.schema import WHITE_CELL_CLASSES, Box, DataError, stable_hash
 from data_prep.slide_datasets import read_slides
 from data_prep.slide_derived import slide_cells as slide_cells_known
 from data_prep.slide_units import is_cut
 from data_prep.stats import wilson
 
 MPP = 0.25
-BCCD, CHULA = 0.32, 0.75  # factors by which the fields are reduced
+BCCD, CHULA, DRAASLAN, PIG = 0.32, 0.75, 0.55, 2.0  # factors by which the fields are resized; a pig's red cell has 6 um
+DRAWN, DRAWN_SIDE = 4, 1024  # smears and their px
 OVERLAP = 0.5  # intersection over union of a right box
 ZOOM = 2  # of fields that are shown
 ENOUGH = 20  # cells of a class below which its recall says nothing
-BINS = 10  # of confidence
 CONFIDENCES = (0.5, 0.8, 0.9)
 RED_RADIUS = 15.0  # px at MPP: a labelled point within it of a found centre is found
 
@@ -77,9 +79,17 @@ class Options:
 
 def load_field(path: Path, factor: float, boxes: dict[str, list[Box]]) -> Field:
     with Image.open(path) as image:
-        size = (round(image.width * factor), round(image.height * factor))
-        rgb = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
+        return make_field(image, factor, boxes)
+
+
+def make_field(image: Image.Image, factor: float, boxes: dict[str, list[Box]]) -> Field:
+    size = (round(image.width * factor), round(image.height * factor))
+    rgb = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
     return Field(rgb, slide_cells.halve(rgb, slide_cells.measure_stain([rgb])), boxes)
+
+
+def _scaled(edges: Iterable[float], factor: float) -> Box:
+    return Box(*(round(factor * edge) for edge in edges))
 
 
 def bccd_fields(root: Path, part: str) -> Iterator[Field]:
@@ -93,8 +103,51 @@ def bccd_fields(root: Path, part: str) -> Iterator[Field]:
         boxes: dict[str, list[Box]] = {}
         for item in ET.parse(folder / "Annotations" / f"{name}.xml").iter("object"):
             edges = (float(item.findtext(f"bndbox/{edge}") or 0) for edge in ("xmin", "ymin", "xmax", "ymax"))
-            boxes.setdefault(item.findtext("name") or "", []).append(Box(*(round(BCCD * edge) for edge in edges)))
+            boxes.setdefault(item.findtext("name") or "", []).append(_scaled(edges, BCCD))
         yield load_field(folder / "JPEGImages" / f"{name}.jpg", BCCD, boxes)
+
+
+def draaslan_fields(folder: Path) -> Iterator[Field]:
+    """Boxes of white and red cells; some are named as the other kind."""
+    paths = sorted((folder / "images").glob("*.png"))
+    for path in progress(paths, len(paths), folder.name):
+        boxes: dict[str, list[Box]] = {}
+        for line in (folder / "labels" / f"{path.stem}.txt").read_text().splitlines():
+            kind, *words = line.split()  # as KITTI: three words, then left, top, right, bottom
+            boxes.setdefault(kind.upper(), []).append(_scaled(map(float, words[3:7]), DRAASLAN))
+        yield load_field(path, DRAASLAN, boxes)
+
+
+def pig_fields(folder: Path) -> Iterator[Field]:
+    """Boxes of white cells, as YOLO: middle and size in parts of the picture."""
+    paths = sorted((folder / "images").glob("*.jpg"))
+    for path in progress(paths, len(paths), folder.name):
+        field = load_field(path, PIG, {"WBC": []})
+        height, width = field.rgb.shape[:2]
+        for line in (folder / "labels" / f"{path.stem}.txt").read_text().splitlines():
+            x, y, w, h = map(float, line.split()[1:])
+            edges = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
+            field.boxes["WBC"].append(_scaled(edges, 1))
+        yield field
+
+
+def drawn_fields() -> Iterator[Field]:
+    """Smears as `pbs data synth` draws them, always the same, with the exact boxes of their white cells."""
+    factor = smear_draw.MPP / MPP
+    for number in progress(range(DRAWN), DRAWN, "drawn smears"):
+        rng = np.random.default_rng(stable_hash("evaluate", number))
+        pixels, cells, _ = smear_draw.draw_smear(DRAWN_SIDE, DRAWN_SIDE, 3 * WHITE_CELL_CLASSES, rng)
+        boxes = [_scaled(dataclasses.astuple(cell.box), factor) for cell in cells]
+        yield make_field(Image.fromarray(pixels), factor, {"WBC": boxes})
+
+
+def reported(root: Path, line: Callable[[str, Iterable[Field]], str]) -> Iterator[str]:
+    """The line on each set that no goal is set for."""
+    sets = {"draaslan": draaslan_fields, "warty_pig_cc0": pig_fields}
+    for name, fields in sets.items():
+        folder = root / "fields" / name
+        yield f"reported: {line(name, fields(folder)) if folder.is_dir() else f'nothing, {folder} is missing'}"
+    yield f"reported: {line('drawn smears', drawn_fields())}"
 
 
 def overlap(a: Box, b: Box) -> float:
@@ -120,22 +173,34 @@ def white_cells(root: Path, show: Path | None = None) -> list[Score]:
 
     show: PNG for the test fields where box and annotation part (green: annotated, red: found), to be looked at.
     """
-    scores, parted = [], []
+    scores = []
     for part in ("train", "val", "test"):
-        right = truth = found = cut = 0
-        for field in bccd_fields(root, part):
-            size = field.rgb.shape[1], field.rgb.shape[0]
-            cells = slide_cells.white_cells(field.rgb, field.half, MPP, Box(0, 0, *size))
-            annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
-            hits = matched(annotated, boxes)
-            if part == "test" and not len(hits) == len(annotated) == len(boxes):
-                parted.append(_drawn(field.rgb, annotated, boxes))
-            right, truth, found = right + len(hits), truth + len(annotated), found + len(boxes)
-            cut += sum(is_cut(box, size) for k, box in enumerate(boxes) if k not in hits)
-        scores.append(Score(f"white cells, BCCD {part}", right, truth, found, cut))
+        score, parted = score_white(f"white cells, BCCD {part}", bccd_fields(root, part))
+        scores.append(score)
     if show is not None and parted:
         atomic_write(show, _sheet(parted))
     return scores
+
+
+def _white_line(name: str, fields: Iterable[Field]) -> str:
+    score, _ = score_white(f"white cells, {name}", fields)
+    return dataclasses.replace(score, cut=0).line()  # boxes as wide as these small fields are wrong, not cut
+
+
+def score_white(name: str, fields: Iterable[Field]) -> tuple[Score, list[Image.Image]]:
+    """The score, and the fields where box and annotation part."""
+    parted = []
+    right = truth = found = cut = 0
+    for field in fields:
+        size = field.rgb.shape[1], field.rgb.shape[0]
+        cells = slide_cells.white_cells(field.rgb, field.half, MPP, Box(0, 0, *size))
+        annotated, boxes = field.boxes.get("WBC", []), [cell.box for cell in cells]
+        hits = matched(annotated, boxes)
+        if not len(hits) == len(annotated) == len(boxes):
+            parted.append(_drawn(field.rgb, annotated, boxes))
+        right, truth, found = right + len(hits), truth + len(annotated), found + len(boxes)
+        cut += sum(is_cut(box, size) for k, box in enumerate(boxes) if k not in hits)
+    return Score(name, right, truth, found, cut), parted
 
 
 def _drawn(rgb: np.ndarray, annotated: Sequence[Box], found: Sequence[Box]) -> Image.Image:
@@ -160,13 +225,7 @@ def _sheet(pictures: Sequence[Image.Image], columns: int = 3) -> bytes:
 
 def red_cells(root: Path) -> list[Score]:
     """BCCD boxes that hold a found centre; Chula points with one near."""
-    right = truth = 0
-    for field in bccd_fields(root, "test"):
-        centres = slide_cells.red_cells(field.half, MPP).centres
-        for box in field.boxes.get("RBC", []):
-            truth += 1
-            right += any(box.left <= x <= box.right and box.top <= y <= box.bottom for x, y in centres)
-    scores = [Score("red cells, BCCD test", right, truth, 0)]
+    scores = [score_red("red cells, BCCD test", bccd_fields(root, "test"))[0]]
     folder = root / "fields" / "chula_rbc12"
     labels = sorted((folder / "Label").glob("*.txt"))
     right = truth = 0
@@ -179,6 +238,25 @@ def red_cells(root: Path) -> list[Score]:
                 truth += 1
                 right += bool(len(centres)) and float(np.hypot(*(centres - (x, y)).T).min()) <= RED_RADIUS
     return [*scores, Score("red cells, Chula points", right, truth, 0)]
+
+
+def score_red(name: str, fields: Iterable[Field]) -> tuple[Score, str]:
+    """Boxes that hold a found centre; and how many cells were found, how wide."""
+    right = truth = found = 0
+    widths = []
+    for field in fields:
+        cells = slide_cells.red_cells(field.half, MPP)
+        found += len(cells.centres)
+        widths.append(cells.diameter_um)
+        for box in field.boxes.get("RBC", []):
+            truth += 1
+            right += any(box.left <= x <= box.right and box.top <= y <= box.bottom for x, y in cells.centres)
+    return Score(name, right, truth, 0), f"{found} found in {len(widths)} fields, {np.nanmedian(widths):.1f} um wide"
+
+
+def _red_line(name: str, fields: Iterable[Field]) -> str:
+    score, found = score_red(f"red cells, {name}", fields)
+    return f"{score.line() if score.truth else f'{score.name}: no truth: counted only'}; {found}"
 
 
 def nuclei(root: Path) -> list[str]:
@@ -203,7 +281,7 @@ def nuclei(root: Path) -> list[str]:
 
 
 def subtypes(job: Path, backbone: Path | None, match_stain: bool = False) -> list[str]:
-    """A phase 0a classifier on the test cells of `job` that have one of the five types: per class, calibration, what it
+    """A classifier (see `subtype`) on the test cells of `job` that have one of the five types: per class, calibration, what it
     would keep at a confidence, and its confusions. match_stain: see `subtype.classifier`.
 
     Raises DataError without `backbone` and for a job with no such cell.
@@ -211,7 +289,7 @@ def subtypes(job: Path, backbone: Path | None, match_stain: bool = False) -> lis
     from data_prep.subtype import classifier  # brings jax
 
     if backbone is None:
-        raise DataError("--task subtype needs --backbone, the workdir of a finished phase 0a")
+        raise DataError("--task subtype needs --backbone, the workdir of a finished phase 0a or classifier")
     cells = [(r["image"], r["label"]) for r in open_dataset(job / "cells", "test") if r["label"] in WHITE_CELL_CLASSES]
     if not cells:
         raise DataError(f"{job}/cells has no test cell of {', '.join(WHITE_CELL_CLASSES)}")
@@ -228,11 +306,7 @@ def subtype_lines(truth: np.ndarray, chosen: np.ndarray, confidence: np.ndarray)
     macro = f", macro over {len(recalls)} classes with at least {ENOUGH} cells {np.mean(list(recalls.values())):.3f}"
     lines = [f"subtype: accuracy {_share(right)}" + (macro if recalls else "")]
     lines += [f"  {c}: recall {_share(right[truth == c])}" for c in WHITE_CELL_CLASSES if (truth == c).any()]
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(right[bins == b].sum() - confidence[bins == b].sum()) for b in range(BINS)]
-    lines.append(
-        f"  calibration: mean confidence {confidence.mean():.3f}, error {sum(gaps) / len(right):.3f} ({BINS} bins)"
-    )
+    lines.append(calibration(right, confidence))
     for least in CONFIDENCES:
         kept = confidence >= least
         lines.append(f"  confidence >= {least}: {kept.mean():.0%} named, {_share(right[kept])} of them right")
@@ -277,9 +351,13 @@ def differential(job: Path, truth: Path | None) -> list[str]:
 
 
 TASKS: dict[str, Callable[[Path, Options], list[str]]] = {
-    "white_cells": lambda root, options: [score.line() for score in white_cells(root, options.show)],
-    "red_cells": lambda root, _: [score.line() for score in red_cells(root)],
+    "white_cells": lambda root, options: [
+        *(score.line() for score in white_cells(root, options.show)),
+        *reported(root, _white_line),
+    ],
+    "red_cells": lambda root, _: [*(score.line() for score in red_cells(root)), *reported(root, _red_line)],
     "nuclei": lambda root, _: nuclei(root),
     "subtype": lambda root, options: subtypes(root, options.backbone, options.match_stain),
+    "white_cell": lambda root, options: white_cell(root, options.backbone, options.match_stain),
     "differential": lambda root, options: differential(root, options.truth),
 }

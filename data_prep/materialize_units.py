@@ -26,6 +26,7 @@ from data_prep.schema import Box, Cell, DataError
 from data_prep.slide_datasets import PATCH_FEATURES, Patch, patch_record
 from data_prep.slides import Slide, open_slide, resolve_scale
 from data_prep.sources import Reject
+from data_prep.sources.external import recorded_patient
 
 PNG = FeatureSpec("image", "png")
 CELLS: Features = {**CELL_FEATURES, "image": PNG}
@@ -177,6 +178,7 @@ def _cell(picture: Picture, image: Image.Image) -> Cell:
         label=picture.label,
         label_source="human" if picture.label else "",
         image=encode_png(image),
+        patient_id="" if picture.slide_id else recorded_patient(picture.dataset, picture.path),
         caption=picture.caption,
         domain=picture.domain,
     )

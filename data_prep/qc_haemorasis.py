@@ -7,13 +7,14 @@ kept from a probability of 0.5 (paper 9.1). Needs jax for the network only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from data_prep.files import sha256_file
 from data_prep.schema import Box, DataError
+from data_prep.sources import is_hidden
 
 NAME = "haemorasis"
 Score = Callable[[Box, np.ndarray], float | None]  # (tile, uint8[h, w, 3]) -> P(good); None: the files do not tell
@@ -31,15 +32,44 @@ def source_sha256(source: Path) -> str:
 
 
 def scorer(source: Path, slide_id: str) -> Score:
-    """Scores the tiles of one slide. Raises DataError when `source` is neither, or has no file of the slide."""
+    """Scores the tiles of one slide. Raises DataError when `source` is neither, or has not one file of the slide."""
     if (source / "handover.json").is_file():
         return lambda tile, rgb: network(source)(rgb)
-    stems = {path.stem: path for path in _files(source)}
-    if slide_id not in stems:
-        raise DataError(f"{source} has no file of slide {slide_id}: it holds {', '.join(sorted(stems)[:5])}")
-    path = stems[slide_id]
+    path = file_of(source, slide_id)
     scores = _read_once(path, path.stat().st_mtime_ns)
     return lambda tile, rgb: scores.get((tile.left, tile.top))
+
+
+def file_of(folder: Path, slide_id: str, listed: Sequence[Path] = ()) -> Path:
+    """The scores of a slide: the file below the folder whose path is its id, with or without an ending; for an id with
+    folders else the file that lies in the folder itself and has the name of the id's last part.
+
+    listed: the files, where the caller asks for many slides. Raises DataError when there is none, or more than one.
+    """
+    files = [PurePosixPath(path.relative_to(folder)) for path in listed or _files(folder)]
+    for id, among in ((slide_id, files), (PurePosixPath(slide_id).name, [p for p in files if len(p.parts) == 1])):
+        for found in ([p for p in among if str(p) == id], [p for p in among if str(p.with_suffix("")) == id]):
+            if len(found) > 1:
+                names = ", ".join(map(str, found))
+                raise DataError(f"{folder} has several files of slide {slide_id}: {names}; leave one")
+            if found:
+                return folder / found[0]
+    raise DataError(f"{folder} has no file of slide {slide_id}: it holds {', '.join(map(str, files[:5]))}")
+
+
+def refuse_shared(source: Path, slide_ids: Iterable[str]) -> None:
+    """Raises DataError when one file of `source` would score two slides: ids in several folders, or unlike in an ending."""
+    if (source / "handover.json").is_file():
+        return
+    files = _files(source)
+    first: dict[Path, str] = {}
+    for slide_id in slide_ids:
+        try:
+            file = file_of(source, slide_id, files)
+        except DataError:
+            continue  # the slide's own reject
+        if first.setdefault(file, slide_id) != slide_id:
+            raise DataError(f"--qc-source {file} may be of slide {first[file]} or {slide_id}: name it by the whole id")
 
 
 @functools.cache
@@ -86,7 +116,9 @@ def _read_once(path: Path, stamp: int) -> Mapping[tuple[int, int], float]:
 
 
 def _files(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    files = (
+        sorted(path for path in folder.rglob("*") if path.is_file() and not is_hidden(path)) if folder.is_dir() else []
+    )
     if not files:
         raise DataError(
             f"--qc-source {folder} is neither the --out of `pbs weights import qc` nor a folder of _quality_control files"

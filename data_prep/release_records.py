@@ -83,8 +83,13 @@ def release_pictures(release: Release) -> tuple[list[Picture], list[Reject]]:
     for id in sorted(release.sources.keys() - slides):
         try:
             picture = _picture(id, release)
-        except (KeyError, TypeError, ValueError) as error:
-            rejects.append(Reject(id, "unusable source", f"{id}: its source does not say where it lies ({error!r})"))
+        except KeyError as error:
+            rejects.append(
+                Reject(id, "unusable source", f"{id}: its source does not say where it lies: no {error.args[0]}")
+            )
+            continue
+        except (TypeError, ValueError) as error:
+            rejects.append(Reject(id, "unusable source", f"{id}: its source does not say where it lies: {error}"))
             continue
         label = facts[id].label if id in facts else ""
         pictures.append(dataclasses.replace(picture, label=label))

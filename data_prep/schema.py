@@ -18,6 +18,7 @@ WHITE_CELL_CLASSES = ("Neutrophil", "Lymphocyte", "Monocyte", "Eosinophil", "Bas
 OTHERS = "Others"  # a real cell of a type outside the five
 ARTIFACT = "Artifact"  # damaged, partial, debris
 CELL_LABELS = (*WHITE_CELL_CLASSES, OTHERS, ARTIFACT)
+NO_WHITE_CELL, WHITE_CELL = "not a white cell", "white cell"  # what the first of two classifiers tells apart
 NOT_WHITE = ("Platelet", "Erythroblast")  # raw types that are Others: the sources keep them in `comments`
 LABEL_SOURCES = ("human", "model", "heuristic", "synthetic")
 

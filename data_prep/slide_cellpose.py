@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import zipfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,13 +41,15 @@ class Segmenter(Protocol):
 
 
 def weights_sha256(weights: Path) -> str:
-    """The hash of the weights, which decide what is found. Raises DataError without the file or the package."""
+    """The hash of the weights, which decide what is found. Raises DataError without the package or a whole file of weights."""
     if not weights.is_file():
         raise DataError(
             f"--cellpose-weights {weights} is no file: download cpsam from huggingface.co/mouseland/cellpose-sam first"
         )
     if importlib.util.find_spec("cellpose") is None:
         raise DataError('--cellpose-weights needs the package: pip install "pbs-jax[cellpose]"')
+    if not zipfile.is_zipfile(weights):  # as torch saves; loading it would take gigabytes here
+        raise DataError(f"--cellpose-weights {weights} holds no weights, or only a part: download cpsam again")
     return sha256_file(weights)
 
 

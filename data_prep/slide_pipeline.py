@@ -50,6 +50,8 @@ def run(job: SlideJob, say: Callable[[str], None] = print) -> Outcome:
 
 def _run(job: SlideJob, root: Path, say: Callable[[str], None]) -> Outcome:
     rows = slide_table.load(root, job.table, job.seed)
+    if job.qc_source:
+        qc_haemorasis.refuse_shared(job.qc_source, [row.slide_id for row in rows])
     work = job.out / ".units"
     networks = _networks(job)
     if job.shard:
@@ -91,6 +93,8 @@ def _run(job: SlideJob, root: Path, say: Callable[[str], None]) -> Outcome:
 
 
 def _check(job: SlideJob) -> None:
+    if job.white_cells and not job.backbone:
+        raise DataError("--white-cells only leaves out what is no white cell: give --backbone, which names the rest")
     if job.workers < 1:
         raise DataError(f"--workers is {job.workers}: give 1 or more")
     if not 0 <= job.threshold <= 1 or not 0 <= job.min_confidence <= 1:
@@ -135,12 +139,14 @@ def _networks(job: SlideJob) -> dict[str, str]:
 def _inputs(
     job: SlideJob, rows: Sequence[SlideRow], hashes: Sequence[str], networks: Mapping[str, str]
 ) -> dict[str, str]:
-    """Name -> sha256 of what is read: all slide files together, what the table says, the networks, the classifier."""
+    """Name -> sha256 of what is read: all slide files together, what the table says, the networks, the classifiers."""
     lines = [f"{row.slide_id}\t{digest}\n" for row, digest in zip(rows, hashes, strict=True)]
     listed = canonical_json([dataclasses.asdict(row) | {"path": ""} for row in rows])
     inputs = {"slides": hashlib.sha256("".join(lines).encode()).hexdigest()}
     inputs["table"] = hashlib.sha256(listed.encode()).hexdigest()
-    return {**inputs, **networks} | ({"classifier": subtype.backbone_sha256(job.backbone)} if job.backbone else {})
+    first = {"white_cells": subtype.classifier_sha256(job.white_cells, "white_cell")} if job.white_cells else {}
+    second = {"classifier": subtype.classifier_sha256(job.backbone)} if job.backbone else {}
+    return {**inputs, **networks, **first, **second}
 
 
 def _up_to_date(out: Path, key: str) -> Outcome | None:

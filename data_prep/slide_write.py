@@ -7,6 +7,7 @@ import shutil
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from data_prep.datasets import CELL_FEATURES, cell_record
 from data_prep.files import atomic_write, canonical_json
 from data_prep.pipeline import unit_cells
 from data_prep.progress import progress
-from data_prep.schema import OTHERS, Cell
+from data_prep.schema import ARTIFACT, NO_WHITE_CELL, OTHERS, Cell
 from data_prep.slide_datasets import PATCH_FEATURES, SLIDE_FEATURES, Slide, slide_record
 from data_prep.slide_table import SlideRow
 from data_prep.slide_units import BandReport, Look, Tile, why_failed
@@ -29,13 +30,15 @@ NO_TILES = "0 usable tiles"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlideJob:
-    """What `pbs data run --source slides` was asked for. `backbone`: workdir of the phase 0a that names the cells;
-    below `min_confidence` a cell is called Others, `match_stain` is of `subtype.classifier`. `grid_offset` shifts the tile grid."""
+    """What `pbs data run --source slides` was asked for. `backbone`: workdir of the phase 0a or classifier that names
+    the cells, of which `white_cells`, a classifier too, first calls some artifacts; below `min_confidence` a cell is called
+    Others, `match_stain` is of `subtype.classifier`. `grid_offset` shifts the tile grid."""
 
     out: Path
     root: Path | None = None
     table: Path | None = None
     backbone: Path | None = None
+    white_cells: Path | None = None
     workers: int = 1
     seed: int = 0
     threshold: float = qc.THRESHOLD
@@ -160,10 +163,12 @@ def write_datasets(
         records_in=len(rows),
         **common,
     )
+    artifacts = sum(labels[ARTIFACT] for labels in counted.values())
     return [
         f"slides: {len(rows)} in = {len(slides)} kept{_plus(lost)}",
         f"tiles: {tiles_in} in = {sum(slide.kept for slide in slides)} kept{_plus(+tile_rejects)}",
-        f"cells: {found + cut} found = {found} kept{f' + {cut} cut by the edge' if cut else ''}",
+        f"cells: {found + cut} found = {found} kept{f' + {cut} cut by the edge' if cut else ''}"
+        + (f", {artifacts} of them no white cells" if artifacts else ""),
         f"split level: {level}",
         "all slides: " + differential.sentence(sum(counted.values(), Counter())),
     ]
@@ -179,26 +184,32 @@ def _plus(counts: Mapping[str, int]) -> str:
 
 def _named(job: SlideJob, slides: Sequence[Done], total: int, counted: Mapping[str, Counter[str]]) -> Iterator[Cell]:
     """The cells of all slides, by name where there is a classifier; fills `counted` (slide id -> class -> n)."""
-
-    def images(slide: Done) -> Iterator[bytes]:
-        return (cell.image for cell in slide.cells())
-
     cells = progress((cell for slide in slides for cell in slide.cells()), total, "classes, cells")
     if job.backbone is None:
         yield from cells
         return
-    classify = subtype.classifier(job.backbone, match_stain=job.match_stain)
-    names: Iterator[subtype.Named]
-    if job.match_stain:
-        names = (name for slide in slides for name in classify(images(slide), images(slide)))
-    else:  # whole batches, whatever a slide holds
-        names = classify(image for slide in slides for image in images(slide))
-    for cell, (label, confidence) in zip(cells, names, strict=True):
-        sure = confidence >= job.min_confidence
-        kept = label if sure else OTHERS
+    whites = _classified(job, job.white_cells, "white_cell", slides) if job.white_cells else repeat(("", 1.0), total)
+    names = _classified(job, job.backbone, "subtype", slides)
+    for cell, (white, sure), (label, confidence) in zip(cells, whites, names, strict=True):
+        kept, comment = label, ""
+        if white == NO_WHITE_CELL:
+            kept, confidence = ARTIFACT, sure
+        elif confidence < job.min_confidence:
+            kept, comment = OTHERS, f"{label} below the confidence asked for"
         counted[cell.slide_id][kept] += 1
-        comment = "" if sure else f"{label} below the confidence asked for"
         yield dataclasses.replace(cell, label=kept, label_source="model", confidence=confidence, comments=comment)
+
+
+def _classified(job: SlideJob, workdir: Path, target: str, slides: Sequence[Done]) -> Iterator[subtype.Named]:
+    """What the classifier in `workdir` says of each cell of all slides."""
+
+    def images(slide: Done) -> Iterator[bytes]:
+        return (cell.image for cell in slide.cells())
+
+    classify = subtype.classifier(workdir, match_stain=job.match_stain, target=target)
+    if job.match_stain:
+        return (name for slide in slides for name in classify(images(slide), images(slide)))
+    return classify(image for slide in slides for image in images(slide))  # whole batches, whatever a slide holds
 
 
 def _slide(slide: Done, counted: Mapping[str, int]) -> Slide:

@@ -34,12 +34,12 @@ def read_labels(path: Path) -> dict[str, list[str]]:
     return {f"BloodImage_{int(image):05d}": [p.strip() for p in text.split(",") if p.strip()] for image, text in rows}
 
 
-def read_boxes(path: Path) -> list[tuple[float, float, float, float]]:
-    """White-cell boxes (xmin, ymin, xmax, ymax) of a VOC file, equal ones once. Raises DataError when it is no VOC."""
+def read_boxes(path: Path, kind: str = "WBC") -> list[tuple[float, float, float, float]]:
+    """Boxes of white cells or another kind (xmin, ymin, xmax, ymax) of a VOC file, equal ones once. Raises DataError when it is no VOC."""
     try:
         objects = ElementTree.parse(path).getroot().iter("object")
-        white = [item for item in objects if (item.findtext("name") or "").strip().upper() == "WBC"]
-        texts = [[item.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")] for item in white]
+        named = [item for item in objects if (item.findtext("name") or "").strip().upper() == kind.upper()]
+        texts = [[item.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")] for item in named]
         boxes = [(a, b, c, d) for a, b, c, d in dict.fromkeys(tuple(map(float, text)) for text in texts)]
         if bad := [box for box in boxes if not all(map(math.isfinite, box))]:
             raise ValueError(f"the box {bad[0]} is not finite")

@@ -48,6 +48,7 @@ TABLE_7: dict[str, dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 SEVERAL = "mixt"  # LISC's folder of fields with cells of several types
 MASKS = "Ground Truth Segmentation"
+PATIENT = re.compile(r"Patient_\w+")
 
 
 def recorded_class(dataset: str, path: str) -> str:
@@ -64,6 +65,12 @@ def recorded_class(dataset: str, path: str) -> str:
         case _:
             return ""
     return TABLE_7[dataset].get(key, (OTHERS, ""))[0]
+
+
+def recorded_patient(dataset: str, path: str) -> str:
+    """The patient that a picture's path names; "" where it names none."""
+    patient = PATIENT.search(path)
+    return f"{dataset}:{patient.group()}" if patient else ""
 
 
 def listing(root: Path, source: str) -> Listing:
@@ -114,7 +121,7 @@ def _marked(path: Path, masks: Path | None) -> Box | None:
 
 def _cell(source: str, path: Path, where: str, box: Box | None) -> SourceCell:
     label, comments = TABLE_7[NAMES[source]][path.parent.name.lower()]
-    patient = re.search(r"Patient_\w+", where)
+    patient = PATIENT.search(where)
     tail = f"All/All/{where[patient.start() :]}" if source == "apl" and patient else f"{path.parent.name}/{path.name}"
     return SourceCell(
         cell_id=f"{NAMES[source]}:{tail}",  # as in the release, so that its questions find their cells
@@ -123,6 +130,6 @@ def _cell(source: str, path: Path, where: str, box: Box | None) -> SourceCell:
         box=box,
         split="test",
         domain="ood",
-        patient_id=f"{NAMES[source]}:{patient.group()}" if patient else "",
+        patient_id=recorded_patient(NAMES[source], where),
         comments=comments,
     )

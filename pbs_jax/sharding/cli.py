@@ -132,7 +132,7 @@ def describe(cell: Any) -> str:
         f"{cell.bound_s:.3f} s a step, at most {cell.per_step / cell.bound_s:,.0f} {cell.unit}/s, MFU at most {cell.mfu:.0%}",
     ]
     if cell.step == "features":
-        lines.append(f"  353 slides x 2,048 patches: at least {feature_hours(cell.per_step / cell.bound_s):.2f} h")
+        lines.append(f"  353 slides x 2,048 patches: at least {feature_hours(cell.per_step / cell.bound_s):.2g} h")
     return "\n".join(lines)
 
 
@@ -162,5 +162,5 @@ def _text(cell: dict[str, Any]) -> str:
     rate = cell["per_step"] / cell["bound_s"]
     text = f"{batch}{cell['needed'] / GIB:.2f} GiB, ≥ {cell['bound_s']:.3g} s, ≤ {rate:,.0f} {cell['unit']}/s"
     if cell["step"] == "features":
-        return f"{text}, ≥ {feature_hours(rate):.2f} h"
+        return f"{text}, ≥ {feature_hours(rate):.2g} h"
     return text if cell["step"] == "decode" else f"{text}, MFU ≤ {cell['mfu']:.0%}"

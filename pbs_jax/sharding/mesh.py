@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from data_prep.schema import DataError
@@ -62,6 +63,13 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     """This process's rows -> global arrays sharded over data x fsdp."""
     sharding = batch_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+    """The whole of an array that several hosts may share, on each of them."""
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def place(tree: Any, specs: Any, mesh: Mesh) -> Any:

@@ -24,6 +24,7 @@ from pbs_jax.data.examples import CellImages, Preloaded
 from pbs_jax.models.heads import ClassifierHead
 from pbs_jax.models.sizes import get_size
 from pbs_jax.models.vit import ViT
+from pbs_jax.sharding.mesh import fetch
 from pbs_jax.sharding.rules import HEAD_RULES, VIT_RULES
 from pbs_jax.train.phase import Phase, batches, parameters
 from pbs_jax.train.state import Params
@@ -71,7 +72,7 @@ def build(config: Any) -> Phase:
             golds = {"label": batch["label"]} | {name: batch["attributes"][:, k] for k, name in enumerate(ATTRIBUTES)}
             for name, gold in golds.items():
                 known = real & (gold >= 0)
-                hits[name].append((np.asarray(predicted[name]) == gold)[known])
+                hits[name].append((fetch(predicted[name]) == gold)[known])
         return {
             f"{name}_accuracy": float(np.concatenate(hit).mean()) for name, hit in hits.items() if sum(map(len, hit))
         }

@@ -25,6 +25,7 @@ from pbs_jax.models.alignment import Alignment, alignment_losses, content, diagn
 from pbs_jax.models.perceiver import PerceiverResampler
 from pbs_jax.models.qformer import QFormer
 from pbs_jax.models.sizes import Size, of_config, told_queries
+from pbs_jax.sharding.mesh import fetch
 from pbs_jax.sharding.rules import ALIGNMENT_RULES, PERCEIVER_RULES, QFORMER_RULES
 from pbs_jax.train import handover
 from pbs_jax.train.answers import frozen_cast
@@ -106,7 +107,7 @@ def build(config: Any) -> Phase:
     def evaluate(trainable: Params, frozen: Params) -> dict[str, float]:
         found: list[tuple[np.ndarray, ...]] = []
         for batch, real in val:
-            parts = [np.asarray(part, np.float32)[real] for part in project(trainable, frozen, batch)]
+            parts = [fetch(part).astype(np.float32)[real] for part in project(trainable, frozen, batch)]
             found.append((*parts, batch["patch_no"][real], batch["slide_no"][real]))
         of_cells, of_patches, tokens, patch_no, slide_no = (np.concatenate(part) for part in zip(*found, strict=True))
         apart, local = alignment_losses(jnp.asarray(of_cells), jnp.asarray(of_patches), config.alignment)

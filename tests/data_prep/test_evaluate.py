@@ -1,10 +1,11 @@
-"""The differential of a job against what was laid on its slides."""
+"""Scores of the cell finder on annotated fields, of a classifier, and of a job's differentials."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,3 +83,36 @@ def test_fields_where_finder_and_annotation_part_can_be_looked_at(shared: Path, 
     assert (test.right, test.truth, test.found) == (1, 2, 2)
     with Image.open(sheet) as picture:  # one field, three columns
         assert picture.width == 3 * evaluate.ZOOM * round(640 * evaluate.BCCD)
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "read", "white", "red"),
+    [
+        ("draaslan", "image-95.png", evaluate.draaslan_fields, 2, 24),
+        ("warty_pig_cc0", "44_JPG.rf.3a5a6e644198b964e85ef06005563ac2.jpg", evaluate.pig_fields, 3, 0),
+    ],
+)
+def test_boxes_of_the_other_fields_lie_where_their_cells_do(
+    name: str, picture: str, read: Any, white: int, red: int, shared: Path, tmp_path: Path
+) -> None:
+    real = shared / "data/fields" / name
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / picture).symlink_to(real / "images" / picture)
+    (tmp_path / "labels").symlink_to(real / "labels")
+    (field,) = read(tmp_path)
+    score, _ = evaluate.score_white(name, [field])
+    assert score.right == score.truth == score.found == white and len(field.boxes.get("RBC", [])) == red
+
+
+def test_sets_without_a_goal_are_reported_with_what_is_known_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "DRAWN", 1)
+    monkeypatch.setattr(evaluate, "DRAWN_SIDE", 512)
+    for task in ("white_cells", "red_cells"):
+        monkeypatch.setattr(evaluate, task, lambda root, show=None: [])
+    draaslan, pig, drawn = evaluate.TASKS["white_cells"](tmp_path, evaluate.Options())
+    assert draaslan.endswith("draaslan is missing") and pig.endswith("warty_pig_cc0 is missing")
+    assert drawn.startswith("reported: white cells, drawn smears: recall 1.000 ") and drawn.endswith("1.000 (n 8)")
+    *_, drawn = evaluate.TASKS["red_cells"](tmp_path, evaluate.Options())
+    assert "red cells, drawn smears: no truth: counted only; " in drawn and "found in 1 fields" in drawn

@@ -181,6 +181,7 @@ def test_released_out_of_domain_pictures(shared: Path, tmp_path: Path):
     assert pixels(cells["AML-Cytomorphology_LMU:NGS/NGS_5602.tiff"].image).shape == (30, 40, 3)  # pixels as they are
     basophil = cells["WBC_LISC:Baso_46-1__8.bmp"]
     assert basophil.bbox == Box(30, 20, 54, 40) and pixels(basophil.image).shape == (224, 224, 3)
+    assert {cell.patient_id for cell in cells.values()} == {"APL:Patient_25", ""}  # the path names it, or nobody does
     lost = [json.loads(line) for line in (job.out / "rejects.jsonl").read_text().splitlines()]
     reasons = Counter(reject["reason"] for reject in lost)
     assert reasons["file missing"] == 1495 and reasons["file ambiguous"] == 1
@@ -245,11 +246,15 @@ def test_every_fault_of_a_record_is_listed_and_the_rest_goes_on(plain: Path):
     args = ["data", "materialize", "--records", str(write_records(plain / "r.jsonl", records))]
     args += ["--source", f"S-BIAD440={plain}", "--out", str(plain / "out")]
     assert cli.main(args) == 3
-    lost = {r["id"]: r["reason"] for r in map(json.loads, (plain / "out" / "rejects.jsonl").read_text().splitlines())}
+    rejects = list(map(json.loads, (plain / "out" / "rejects.jsonl").read_text().splitlines()))
+    lost = {r["id"]: r["reason"] for r in rejects}
     assert {reason for id, reason in lost.items() if ":" in id} == {
         "unusable patch", "unusable box", "file missing", "unusable source",
     }  # fmt: skip
     assert lost[records[5]["id"]] == "its picture is held out"
+    said = [r["detail"] for r in rejects if r["reason"] == "unusable source"]
+    assert any(text.endswith("where it lies: the id names another place than the source") for text in said)
+    assert any(text.endswith("where it lies: no slide_id") for text in said)
     identity = read_manifest(plain / "out" / "cells")["identity"]
     assert identity["in"] == 7 and identity["kept"] == 2
     assert {cell.split for cell in read_cells(plain / "out")} == {"train", "test"}

@@ -91,6 +91,42 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, said: str) -> N
         qc_haemorasis.scorer(tmp_path, "s")(Box(0, 0, 512, 512), np.zeros((512, 512, 3), np.uint8))
 
 
+@pytest.mark.parametrize(
+    ("slide_id", "file"),
+    [
+        ("s", "s"), ("s", "s.txt"), ("a.b", "a.b"), ("a.b", "a.b.txt"), ("a/1", "a/1"), ("a/1", "a/1.csv"),
+        ("a/1", "1"), ("a/b.c", "b.c.txt"),
+    ],
+)  # fmt: skip
+def test_the_file_of_a_slide_is_found(slide_id: str, file: str, tmp_path: Path) -> None:
+    for name in (file, "other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("OUT,0,0,1,0.9\n")
+    assert qc_haemorasis.file_of(tmp_path, slide_id) == tmp_path / file
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("1.txt", "1.csv"), "has several files of slide a/1: 1.csv, 1.txt; leave one"),
+        (("b/1",), "has no file of slide a/1: it holds b/1"),  # another slide's
+    ],
+)
+def test_a_file_is_not_guessed(files: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("OUT,0,0,1,0.9\n")
+    with pytest.raises(DataError, match=said):
+        qc_haemorasis.file_of(tmp_path, "a/1")
+
+
+def test_one_file_does_not_score_two_slides(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("OUT,0,0,1,0.9\n")
+    qc_haemorasis.refuse_shared(tmp_path, ["a/1", "c"])
+    with pytest.raises(DataError, match="may be of slide a/1 or b/1"):
+        qc_haemorasis.refuse_shared(tmp_path, ["a/1", "b/1"])
+
+
 def test_other_scores_are_another_job(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("OUT,0,0,1,0.9\n")
     before = qc_haemorasis.source_sha256(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_job_finds_its_cells_by_the_network(
 ) -> None:
     """And a slide with a tile of two left unanswered is rejected alone."""
     weights = tmp_path / "cpsam"
-    weights.write_bytes(b"weights")
+    zipfile.ZipFile(weights, "w").close()
     network = ByStain(silent)
     monkeypatch.setattr(slide_cellpose, "load", lambda path: network)
     monkeypatch.setattr(slide_cellpose.importlib.util, "find_spec", lambda name: True)
@@ -150,6 +151,13 @@ def test_what_is_missing_is_named_before_the_work(there: bool, tmp_path: Path, m
     monkeypatch.setattr(slide_cellpose.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pbs-jax\[cellpose\]" if there else "is no file: download cpsam"):
         slide_cellpose.weights_sha256(weights)
+
+
+def test_a_file_that_holds_no_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpsam").write_bytes(b"<html>not found</html>")
+    monkeypatch.setattr(slide_cellpose.importlib.util, "find_spec", lambda name: True)
+    with pytest.raises(DataError, match="cpsam holds no weights"):
+        slide_cellpose.weights_sha256(tmp_path / "cpsam")
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_a_slides_cells_are_matched_among_themselves(monkeypatch: pytest.MonkeyP
 
     asked = []
 
-    def classifier(backbone: Path, *, match_stain: bool) -> Any:
+    def classifier(backbone: Path, *, match_stain: bool, target: str) -> Any:
         def classify(images: Iterable[bytes], alike: Iterable[bytes] = ()) -> Iterator[tuple[str, float]]:
             named = list(images)
             asked.append((named, list(alike)))
@@ -84,7 +84,7 @@ def test_a_slides_cells_are_matched_among_themselves(monkeypatch: pytest.MonkeyP
 
 
 def test_a_backbone_that_does_not_say_its_stain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "read", lambda workdir, phases: {"facts": {"size": "nano"}})
+    monkeypatch.setattr(handover, "read", lambda workdir, phases: {"phase": "backbone", "facts": {"size": "nano"}})
     monkeypatch.setattr(handover, "load", lambda workdir, names: {"backbone": {}, "head": {}})
     with pytest.raises(DataError, match="old does not say how its training cells were stained"):
         subtype.classifier(Path("old"), match_stain=True)

@@ -17,9 +17,9 @@ from data_prep.slide_qa_bank import DOMINANT, WORDINGS
 NEEDS = {("compile",): "libtpu", ("weights", "export"): "torch"}
 
 
-def path_commands(repo: Path) -> list[list[str]]:
+def path_commands(repo: Path, title: str = "The whole path") -> list[list[str]]:
     """The commands of the section's block, without the leading `pbs`."""
-    section = (repo / "launch/README.md").read_text().split("## The whole path", 1)[1]
+    section = (repo / "launch/README.md").read_text().split(f"## {title}", 1)[1]
     block = section.split("```bash\n", 1)[1].split("```", 1)[0]
     return [shlex.split(line)[1:] for line in block.splitlines() if not line.startswith("#")]
 

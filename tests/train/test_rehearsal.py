@@ -18,10 +18,10 @@ from data_prep.io import open_dataset, read_manifest
 from data_prep.schema import Box, Cell
 from data_prep.slide_datasets import read_patches
 from pbs_jax import cli
-from pbs_jax.bench import run as bench
 from pbs_jax.bench.records import load_predictions
 from pbs_jax.train import loop
 from tests.data_prep.test_mosaic import _little_pbc
+from tests.launch.test_path import path_commands
 from tests.train.conftest import one_device, small_config
 
 SLIDES = {"train": ("III_1", "slide_train"), "val": ("III_15", "slide_val"), "test": ("III_14", "slide_id_test")}
@@ -78,32 +78,31 @@ def biad(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def run_line(words: list[str]) -> None:
+    """A command as documented; trainings are a few steps long, on one device."""
+    if words[0] != "train":
+        assert cli.main(words) == 0, words
+        return
+    given = dict(word.split("=", 1) for word in words[1:])
+    name, workdir, root = (given.pop(key) for key in ("--config", "--workdir", "--config.data.root"))
+    changes = {key.removeprefix("--config.").replace(".", "__"): value for key, value in given.items()}
+    loop.train(small_config(name, Path(root), batch_size=2, **changes), Path(workdir), one_device())
+
+
 @pytest.mark.slow
-def test_from_the_folder_to_phase_4(biad: Path, drawn: Path, phases: dict[str, Path], tmp_path: Path):
-    data, slides, alignment, work = (tmp_path / name for name in ("data", "slides", "phase2", "phase4"))
+def test_from_the_folder_to_phase_4(
+    biad: Path, drawn: Path, phases: dict[str, Path], repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The lines of launch/README.md, from the folder that they name."""
+    monkeypatch.chdir(tmp_path)
+    Path("cells").symlink_to(drawn)
+    Path("runs").mkdir()
+    for name, phase in (("backbone", "backbone"), ("1", "qformer"), ("lm", "language_model")):
+        (Path("runs") / name).symlink_to(phases[phase])
+    for words in path_commands(repo, "From the released data to phase 4"):
+        run_line(words)
 
-    def pbs(*args: object) -> None:
-        assert cli.main(["data", *map(str, args)]) == 0
-
-    pbs("materialize", "--records", biad / "records", "--source", f"S-BIAD440={biad}", "--out", data,
-        "--tokenizer", drawn / "tokenizer", "--bin-length", 512)  # fmt: skip
-    pbs("features", "--root", data, "--backbone", phases["backbone"])
-    pbs("features", "--root", data, "--backbone", phases["backbone"], "--kind", "patch")
-    starts = {f"init_from__{name}": phases[name] for name in ("backbone", "qformer")}
-    config = small_config("phase2_cell_patch_alignment", data, batch_size=4, **starts)
-    loop.train(config, alignment, one_device())
-
-    pbs("run", "--source", "slides", "--root", biad, "--table", data / "slides.csv", "--out", slides, "--shard", "1/2")
-    pbs("run", "--source", "slides", "--root", biad, "--table", data / "slides.csv", "--out", slides)
-    pbs("features", "--root", slides, "--backbone", phases["backbone"], "--kind", "patch")
-    pbs("features", "--root", slides, "--backbone", phases["backbone"], "--kind", "slide", "--alignment", alignment)
-    config = small_config(
-        "phase4_slide_qa", data, batch_size=2, data__features=slides, init_from__language_model=phases["language_model"]
-    )
-    loop.train(config, work, one_device())
-    out, questions = tmp_path / "out", data / "slide_qa"
-    assert bench.run(f"pbs:{work}", slides, out, questions_from=questions, mode="letter_likelihood") == 0
-
+    data, slides, questions = Path("released"), Path("wsi"), Path("released/slide_qa")
     cells, patches = list(read_cells(data)), list(read_patches(data))
     assert {cell.split for cell in cells} == {"train", "val", "test"} and all(cell.caption for cell in cells)
     assert {cell.patch_id for cell in cells} == {patch.patch_id for patch in patches}
@@ -111,6 +110,6 @@ def test_from_the_folder_to_phase_4(biad: Path, drawn: Path, phases: dict[str, P
     for split, id in ids.items():
         assert open_dataset(slides / "slides", split).ids == [id]
         assert {record["image_id"] for record in open_dataset(data / "slide_qa_tokens", split)} == {id}
-    answered = {prediction.qa.id for prediction in load_predictions(out / "predictions.jsonl")}
+    answered = {prediction.qa.id for prediction in load_predictions(Path("bench/released/predictions.jsonl"))}
     assert answered == set(open_dataset(questions, "test").ids)
     assert read_manifest(data / "cells")["details"]["slides_in_several_splits"] == 0
