@@ -40,6 +40,7 @@ CASES = {  # under tests/: the test that meets the symptom first, then its neigh
     "C30 iterator state, changed data": (
         "train/test_loop::test_a_run_does_not_go_on_with_other_data",
         "train/test_loop::test_a_finished_run_does_nothing_and_another_config_is_refused",
+        "train/test_loop::test_other_threads_read_the_same_examples_on",
         "train/test_order::test_hosts_read_contiguous_parts",
         "train/test_sigkill::test_a_phase_killed_at_random_steps_ends_with_the_same_weights",
     ),
@@ -54,6 +55,7 @@ CASES = {  # under tests/: the test that meets the symptom first, then its neigh
         "train/test_phases::test_an_uneven_batch_is_refused_before_the_model_is_built",
         "train/test_hosts::test_two_processes_agree_with_one",
         "train/test_hosts::test_a_missing_process_is_named_by_every_other",
+        "train/test_hosts::test_a_process_whose_partner_is_killed_says_so_and_may_be_started_again",
     ),
     "C35 parameters that do not move": (
         "train/test_cases::test_what_trains_is_float32_though_the_config_computes_in_bfloat16",

@@ -51,6 +51,8 @@ def test_bad_steps_are_skipped_by_name_and_kept(saved, capsys):
         ):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     (folder / "9").mkdir()
+    left = folder / "5.orbax-checkpoint-tmp-1764500000000"  # by a writer that was killed
+    shutil.copytree(folder / "2", left)
     checkpoints = Checkpoints(workdir, keep=5)
     state = checkpoints.restore_newest(fresh, data())
     assert int(state.step) == 2
@@ -60,6 +62,7 @@ def test_bad_steps_are_skipped_by_name_and_kept(saved, capsys):
         "checkpoints/9 is skipped: it was not finished" in said
         and "checkpoints/3 is skipped: it cannot be read" in said
     )
+    assert not left.exists(), "what a killed save left is no step, and is cleared"
     assert (folder / "unusable-9").is_dir() and (folder / "unusable-3").is_dir()
     checkpoints.save(TrainState(jnp.asarray(3, jnp.int32), state.trainable, state.opt_state), data())
     checkpoints.close()

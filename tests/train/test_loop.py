@@ -44,8 +44,10 @@ def whole(drawn, phases, tmp_path_factory) -> Path:
     return workdir
 
 
-def train_killed_once(config, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch, last: int | None = None) -> None:
-    """Trains, dies after step `at`, and goes on to the `last` (default: the config's)."""
+def train_killed_once(
+    config, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch, last: int | None = None, then=None
+) -> None:
+    """Trains, dies after step `at`, and goes on to the `last` (default: the config's), of the config `then` if given."""
     write = MetricsWriter.write
 
     def die(self, step, metrics):
@@ -57,7 +59,7 @@ def train_killed_once(config, workdir: Path, at: int, monkeypatch: pytest.Monkey
         patch.setattr(MetricsWriter, "write", die)
         loop.train(config, workdir, one_device())
     assert not (workdir / handover.FILE).exists()
-    assert loop.train(config, workdir, one_device()) == 0
+    assert loop.train(then or config, workdir, one_device()) == 0
     steps = [line["step"] for line in logged(workdir) if "train/loss" in line]
     assert steps == [*range(1, (last or config.steps) + 1)], "a step is missing or logged twice"
 
@@ -82,6 +84,15 @@ def test_a_killed_small_run_continues_to_the_same_weights(at, tmp_path, monkeypa
     values = [[line for line in logged(tmp_path / name) if "train/loss" in line] for name in ("whole", "killed")]
     assert [line["train/loss"] for line in values[0]] == [line["train/loss"] for line in values[1]]
     assert [line["train/indices"] for line in values[0]] == [line["train/indices"] for line in values[1]]
+
+
+def test_other_threads_read_the_same_examples_on(tmp_path, monkeypatch, tiny):
+    """C30: a run of two threads goes on with one that reads less ahead."""
+    loop.train(tiny, tmp_path / "whole", one_device())
+    first = tiny_run.tiny_config(**{"data.threads": 2})
+    then = tiny_run.tiny_config(**{"data.threads": 1, "data.prefetch": 4})
+    train_killed_once(first, tmp_path / "killed", 3, monkeypatch, then=then)
+    assert_identical(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_finished_run_does_nothing_and_another_config_is_refused(drawn, phases, whole):
