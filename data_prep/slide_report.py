@@ -49,6 +49,7 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
     _check_whole(out)
     slides = list(read_slides(out)) if (out / "slides").is_dir() else []
     rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    threshold = read_manifest(out / "slides")["config"]["threshold"] if slides else qc.THRESHOLD
     scores = {path.stem: json.loads(path.read_bytes()) for path in sorted((out / "qc").glob("*.json"))}
     sections = [
         html.Section(
@@ -56,7 +57,11 @@ def write_report(out: Path, root: Path, target: Path) -> Path:
             _identity(out, rejects) + html.paragraph(f"Throughput: {throughput(out / 'run.json')}."),
             "What went in, what was kept, and why not the rest.",
         ),
-        html.Section("Quality", _quality(scores.values(), root), "Scores of all tiles, kept at 0.5 and above."),
+        html.Section(
+            "Quality",
+            _quality(scores.values(), root, threshold),
+            f"Scores of all tiles, kept at {threshold:g} and above.",
+        ),
     ]
     shown = slide_sections(out, root, slides, SLIDES_SHOWN)
     sections += shown
@@ -118,8 +123,7 @@ def _warnings(slides: Sequence[Slide], rejects: Sequence[Mapping[str, str]]) -> 
     lines = [reject["detail"] for reject in rejects[:12]]
     lines += [f"and {len(rejects) - 12} more in rejects.jsonl"] if len(rejects) > 12 else []
     for slide in slides:
-        if slide.details.get("scale_note"):
-            lines.append(f"{slide.slide_id}: {slide.details['scale_note']}")
+        lines += [f"{slide.slide_id}: {text}" for name in ("scale_note", "odd") if (text := slide.details.get(name))]
         red = slide.details.get("red_cell_um", 0.0)
         if red and not 4.5 <= red <= 9.5:
             lines.append(
@@ -143,7 +147,7 @@ def _identity(out: Path, rejects: Sequence[Mapping[str, str]]) -> str:
     return html.table(rows, ["dataset", "in", "kept", "rejected", "content id"])
 
 
-def _quality(scores: Iterable[Mapping[str, Any]], root: Path) -> str:
+def _quality(scores: Iterable[Mapping[str, Any]], root: Path, threshold: float) -> str:
     """Histogram of the scores, counts per reason, and examples of each reason."""
     by_reason: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     values = []
@@ -155,7 +159,7 @@ def _quality(scores: Iterable[Mapping[str, Any]], root: Path) -> str:
     total = max(len(values), 1)
     counts, edges = np.histogram(values, np.linspace(0, 1, 11))
     bars = [
-        charts.Bar(f"{edges[k]:.1f}-{edges[k + 1]:.1f}", int(n) / total, strong=edges[k] >= qc.THRESHOLD)
+        charts.Bar(f"{edges[k]:.1f}-{edges[k + 1]:.1f}", int(n) / total, strong=edges[k] >= threshold)
         for k, n in enumerate(counts)
     ]
     parts = [charts.interval_bars(bars, f"QC score of {len(values)} tiles, share", x_max=max(max(counts) / total, 0.1))]
